@@ -1,4 +1,4 @@
-"""How a bench is shown: its progress while it runs, then its tables, then its result as JSON if that is asked for."""
+"""The display of a bench: its progress on stderr, then its tables, then its result as JSON on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Progress = Callable[[str, str, float], None]
 """What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
 
 _WIDTH = 112
-"""Columns of what is printed to no terminal; the widest table takes 104."""
+"""Columns of output without a terminal; the widest table takes 104."""
 
 
 def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
@@ -58,7 +58,7 @@ def table_of(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] =
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends what a bench has started with it, as Ctrl-C does."""
+    """Let SIGTERM end the bench and its processes, as Ctrl-C does."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

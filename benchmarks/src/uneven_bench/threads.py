@@ -31,17 +31,11 @@ PLAIN = "1 thread, 1 core"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a replica is trained.
+    """A way to train a replica."""
 
-    Attributes:
-        threads: that take steps side by side.
-        cores: that torch takes operations apart for, of all threads together.
-        own: each thread has a momentum of its own, where they share one otherwise.
-    """
-
-    threads: int
-    cores: int
-    own: bool = False
+    threads: int  # that take steps in parallel
+    cores: int  # into which torch splits operations, of all threads together
+    own: bool = False  # each thread has a separate momentum; else they share one
 
 
 WAYS = {
@@ -53,7 +47,7 @@ WAYS = {
 
 
 def perceptron(data: ImageData) -> nn.Module:
-    """A model of many small operations, between which Python's lock is held; the same weights on every call."""
+    """Return a model of many small operations, between which Python's lock is held; the same weights on every call."""
     torch.manual_seed(0)
     pixels = math.prod(data.train.tensors[0].shape[1:])
     return nn.Sequential(
@@ -68,13 +62,9 @@ MODELS: dict[str, Callable[[ImageData], nn.Module]] = {
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Measure every model in every way.
-
-    Returns:
-        ``cases`` (model → way → ``samples_per_s``, ``of_plain`` (median, lower and upper quartile of the speed over
-        that of one thread in the same round), ``loss`` (median on the held-out set after equal samples), ``loss_range``
-        (least and greatest)), ``samples``, ``rounds``, ``batch``.
-    """
+    """Measure every model in every way. Result: ``cases`` (model → way → ``samples_per_s``, ``of_plain`` (median, lower
+    and upper quartile of the speed over that of one thread in the same round), ``loss`` (median on the held-out set
+    after equal samples), ``loss_range`` (least and greatest)), ``samples``, ``rounds``, ``batch``."""
     rounds, samples = (_QUICK_ROUNDS, _QUICK) if quick else (_ROUNDS, _SAMPLES)
     rows = images(data)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {model: {way: [] for way in WAYS} for model in MODELS}
@@ -94,7 +84,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
 
 def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int) -> tuple[float, float]:
-    """Samples per second of so many samples, and the loss on the held-out set afterwards."""
+    """Return samples per second, and the loss on the held-out set afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(way.cores)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
@@ -122,7 +112,7 @@ def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int)
 
 
 class _Repeated:
-    """The training set's first samples, over again where it has fewer; whole batches are cut out of its tensors."""
+    """The training set's first samples, repeated if it has fewer; whole batches are cut out of its tensors."""
 
     def __init__(self, rows: ImageData, samples: int) -> None:
         self._x, self._y = rows.train.tensors
@@ -156,7 +146,6 @@ def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) 
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = []
     for model, ways in result["cases"].items():
         title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"

@@ -1,4 +1,4 @@
-"""How many examples a second, and what they cost: every case in each round, one after the other, servers included."""
+"""Examples a second, and their cost: every case in each round, one after the other, servers included."""
 
 from __future__ import annotations
 
@@ -37,17 +37,12 @@ BATCHES = (128, 512, 2048)
 
 @dataclass(frozen=True, slots=True)
 class TrainerCase:
-    """What is run.
+    """A case of trainers."""
 
-    Attributes:
-        way: of the worker.
-        shares: of a core, of each trainer; empty lets them use what they get.
-    """
-
-    way: str
+    way: str  # of the worker
     trainers: int
     batch: int = 128
-    shares: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()  # of a core, of each trainer; empty for no limit
 
 
 SCALING = {trainers: f"{trainers} at 0.2 core" for trainers in (1, 2, 4, 8)}
@@ -81,7 +76,7 @@ SPEED = {
         *(name for name in CASES if name.startswith(("TorchRec", "two trainers, "))),
     ),
 }  # fmt: skip
-"""What is measured in one case; in each round one after the other."""
+"""The measurements of one case; in each round one after the other."""
 PARTS = (*SPEED, "quality", "killed", "checkpoint")
 QUICK = (
     "1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one trainer, tables in it",
@@ -91,34 +86,17 @@ QUICK = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrainers:
-    """One case in one round.
+    """One case in one round."""
 
-    Attributes:
-        per_s: examples a second of each trainer.
-        trainer_us: processor time of the trainers a sample.
-        server_us: of the table server.
-    """
-
-    per_s: tuple[float, ...]
-    trainer_us: float
-    server_us: float
+    per_s: tuple[float, ...]  # examples a second of each trainer
+    trainer_us: float  # processor time of the trainers a sample
+    server_us: float  # of the table server
 
 
 def run(quick: bool, told: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
-    """Measure.
-
-    Args:
-        case: one of :data:`PARTS` alone.
-        report: where to write pictures of how examples a second grow, one HTML file.
-
-    Returns:
-        See :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, and
-        :mod:`uneven_bench.recommendation.faults`.
-
-    Raises:
-        UnknownNameError: no such case.
-        ConfigError: a report without the speed that it shows.
-    """
+    """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
+    :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged` and :mod:`uneven_bench.recommendation.faults` for
+    the result. Raises UnknownNameError: no such case. ConfigError: a report without the speed that it shows."""
     if case is not None and case not in PARTS:
         raise UnknownNameError("case", case, PARTS)
     if report is not None and case not in (None, "scaling"):
@@ -159,19 +137,15 @@ def _is_here(way: str) -> bool:
 
 
 def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
-    """Run one case.
-
-    Raises:
-        LaunchError: it did not end well.
-    """
+    """Run one case. Raises LaunchError: it did not end well."""
     with tempfile.TemporaryDirectory(prefix="uneven-recommendation-") as made, ExitStack() as stack:
         folder = Path(made)
         served = case.way == "served"
-        told_when = served or case.way == "held" or case.way.startswith("torchrec")  # its training begins
+        told_when = served or case.way == "held" or case.way.startswith("torchrec")  # announces the start of its training
         server = ShardKeeper(folder / TABLES, 1, case.trainers, program=PROGRAM) if served else None
         stack.callback(server.close if server else lambda: None)
         script = [worker.__file__, case.way, str(folder), "--batch", str(case.batch), "--window-s", str(window_s)]
-        # Each trainer has one thread; the table server is in nobody's share.
+        # Each trainer has one thread; the table server has no share.
         wait_ready = told_when and bool(case.shares)
         start = launch.Launch(
             target=tuple(script), nproc=str(case.trainers), shares=case.shares, wait_ready=wait_ready
@@ -189,7 +163,7 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
 
 
 def _warm(folder: Path, case: TrainerCase, running: launch.LocalRun) -> None:
-    """Until all trainers are, or have ended: the tables are made then."""
+    """Wait until all trainers have started or ended: the tables exist then."""
     while len(list(folder.glob("warm-*"))) < case.trainers:
         try:
             running.wait(0.05)
@@ -207,7 +181,7 @@ def _cpu_s(server: ShardKeeper | None, after: Callable[[], None] = lambda: None)
 
 
 def _measured(marks: list[dict[str, Any]], batch: int, server_s: float) -> MeasuredTrainers:
-    """In the time in which all trained and all were warm."""
+    """Return the figures of the time in which all trained and all were warm."""
     begin_s, end_s = max(one["began_s"] for one in marks), min(one["marks"][-1][0] for one in marks)
     per_s, cpu_s, samples = [], 0.0, 0
     for one in marks:
@@ -221,21 +195,16 @@ def _measured(marks: list[dict[str, Any]], batch: int, server_s: float) -> Measu
 
 
 def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
-    """Medians over the rounds.
-
-    Returns:
-        ``examples_per_s`` (case → median), ``trainers_per_s`` (case of unequal trainers → share and median of each),
-        ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share, least ÷ greatest), ``beside_slow``
-        (EPS of three trainers at 0.2 core whose fourth has 0.05 ÷ that of three whose fourth has 0.2),
-        ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
-        ``of_two_cores`` (the same ÷ two such processes at a time, which share nothing: what the machine gives),
-        ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with
-        the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
-        ``server_us_per_sample``, ``vs_torchrec`` (batch → two trainers and a server ÷ TorchRec with its pipeline or
-        without, whichever is faster), ``vs_torchrec_unequal`` (shares → the same at equal total processor time:
-        examples a second and core, the server's part of one included). Without TorchRec these two are empty; what was
-        not measured is None.
-    """
+    """Return medians over the rounds. Result: ``examples_per_s`` (case → median), ``trainers_per_s`` (case of unequal
+    trainers → share and median of each), ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share,
+    least ÷ greatest), ``beside_slow`` (EPS of three trainers at 0.2 core whose fourth has 0.05 ÷ that of three whose
+    fourth has 0.2), ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
+    ``of_two_cores`` (the same ÷ two such independent processes: the machine's capacity), ``vs_ddp_sparse``,
+    ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with the tables in its
+    process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them), ``server_us_per_sample``, ``vs_torchrec``
+    (batch → two trainers and a server ÷ the faster of TorchRec with and without its pipeline), ``vs_torchrec_unequal``
+    (shares → the same at equal total processor time: examples a second and core, the server's part of one included).
+    Without TorchRec these two are empty; None means not measured."""
 
     def of(name: str, value: Callable[[MeasuredTrainers], float]) -> list[float]:
         return [value(one) for one in found[name]]

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Clicks(NamedTuple):
-    """Ids of shape (n, fields), counted on through all fields; numbers (n, k); clicked (n,); rows of each field."""
+    """Ids of shape (n, fields), numbered through all fields; numbers (n, k); clicked (n,); rows of each field."""
 
     ids: Any
     numbers: Any
@@ -19,7 +19,7 @@ class Clicks(NamedTuple):
 
 
 def clicks(samples: int) -> Clicks:
-    """So many, in an order of their own."""
+    """Return ``samples`` clicks, in random order."""
     folder = os.environ.get("UNEVEN_DATA")
     found = _flights(Path(folder)) if folder else _made(samples)
     order = np.random.default_rng(1).permutation(len(found.clicked))[:samples]
@@ -34,7 +34,7 @@ def _flights(folder: Path) -> Clicks:
 
 
 def _made(samples: int, fields: int = 26) -> Clicks:
-    """Ids follow Zipf's law, and each has its own part in whether there is a click."""
+    """Make ids by Zipf's law, each with a weight in the decision on a click."""
     random = np.random.default_rng(0)
     rows = random.integers(100, 2_000, fields)
     ids = np.stack([random.zipf(1.2, samples) % many for many in rows], 1)

@@ -1,4 +1,4 @@
-"""The command of ``uneven bench recommendation``; what it needs is imported when it is run."""
+"""The command of ``uneven bench recommendation``, which imports its modules only when it runs."""
 
 from __future__ import annotations
 

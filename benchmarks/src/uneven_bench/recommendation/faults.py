@@ -1,4 +1,4 @@
-"""A table shard that is killed in the midst of a run, and one that writes gigabytes while a trainer goes on."""
+"""A table shard that is killed during a run, and one that writes gigabytes while a trainer trains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
 KILLS, SAVE_EVERY_S = 3, 1.0
 _GIVES_UP_S = 60.0
 _WARM = 20
-"""Batches in which servers load what is compiled."""
+"""Batches in which servers load their compiled code."""
 _RATE = RowwiseAdagrad(lr=0.05)
 _LOOKED_UP = 26
 """Rows of a sample, for the tables of gigabytes."""
@@ -39,7 +39,7 @@ _LOOKED_UP = 26
 
 @contextmanager
 def _servers(shards: int) -> Iterator[ShardKeeper]:
-    """Table servers for a trainer in this process."""
+    """Start table servers for a trainer in this process."""
     before = os.environ.get(RUN_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="uneven-tables-") as folder:
         os.environ[RUN_VARIABLE] = folder
@@ -55,34 +55,25 @@ def _servers(shards: int) -> Iterator[ShardKeeper]:
 
 @dataclass(slots=True)
 class OneRun:
-    """One pass over the log.
-
-    Attributes:
-        took_s: of each batch.
-        broken: batches in which a shard was away.
-    """
+    """One pass over the log."""
 
     log_loss: float = float("nan")
-    took_s: list[float] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)  # of each batch
+    broken: list[int] = field(default_factory=list)  # batches without a shard
     lost: int = 0
     restarts: int = 0
 
     @property
     def per_s(self) -> float:
-        """Examples a second over all batches but the first, which warm up, and those in which a shard was away."""
+        """Examples a second over all batches except the first, which warm up, and those without a shard."""
         counted = [one for at, one in enumerate(self.took_s) if at >= _WARM and at not in self.broken]
         return BATCH / statistics.fmean(counted)
 
 
 def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
-    """A run in which a shard of two is killed three times, and one that nothing disturbs, in turns.
-
-    Returns:
-        ``killed``: ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's; each round),
-        ``away_s`` (median of the batches in which a shard was away), ``lost`` (updates, by run), ``updates`` (of a
-        run).
-    """
+    """Kill a shard of two three times in a run, and compare with an undisturbed run, in turns. Result: ``killed``:
+    ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's; each round), ``away_s`` (median of
+    the batches without a shard), ``lost`` (updates, by run), ``updates`` (of a run)."""
     data, found = clicks(samples), []
     for number in range(rounds):
         pair: dict[int, OneRun] = {}
@@ -102,7 +93,7 @@ def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dic
 
 
 def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
-    """Two shards, one trainer; each batch asks both."""
+    """Run two shards and one trainer; each batch asks both."""
     held = len(data.clicked) // HELD
     order = held + np.random.default_rng(seed).permutation(len(data.clicked) - held)
     batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
@@ -146,7 +137,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
 
 
 def _wait_saved(tables: EmbeddingBagCollection) -> None:
-    """Until something of it lies on the disk: from nothing a shard would begin anew."""
+    """Wait for a first file on the disk: without one a shard would begin from nothing."""
     until_s = time.monotonic() + _GIVES_UP_S
     while not tables.stats().counts["saved"]:
         if time.monotonic() > until_s:
@@ -155,13 +146,10 @@ def _wait_saved(tables: EmbeddingBagCollection) -> None:
 
 
 def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], None]) -> dict[str, Any]:
-    """One shard with tables of so many gigabytes, one trainer; it saves while that goes on.
-
-    Returns:
-        ``checkpoint``: ``gigabytes`` of rows, ``took_s``, ``more_bytes`` (the most that the shard's process held
-        while it saved, as the kernel has it, above what it held before), ``eps_while`` (examples a second while it
-        saved ÷ before and after), ``stall`` (what a save a minute costs: the part of a minute's examples).
-    """
+    """Save one shard with tables of ``gigabytes`` while one trainer trains. Result: ``checkpoint``: ``gigabytes`` of
+    rows, ``took_s``, ``more_bytes`` (the kernel's peak of the shard's process during the save, above its use before),
+    ``eps_while`` (examples a second during the save ÷ before and after), ``stall`` (the part of a minute's examples
+    that a save a minute costs)."""
     many = int(gigabytes * 2**30 / 4 / 16)
     draw = np.random.default_rng(0)
     with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
@@ -219,7 +207,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
 
 
 def _peak_from_now(pid: int) -> int:
-    """Bytes that a process holds; from now on the kernel keeps the greatest number anew."""
+    """Return the bytes that a process holds, and reset the kernel's peak."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
     return _peak_bytes(pid)
 

@@ -1,4 +1,4 @@
-"""DLRM on a made log, and tables in the ways that are compared: on servers, in this process, as torch's modules."""
+"""DLRM on a made log, and the compared kinds of tables: on servers, in this process, as torch's modules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _RATE = RowwiseAdagrad(lr=0.05)
 
 
 def rows() -> list[int]:
-    """Rows of each table: 1,000 to 200,000."""
+    """Return the rows of each table: 1,000 to 200,000."""
     return [int(many) for many in np.logspace(3, 5.3, FIELDS)]
 
 
 class Log:
-    """Clicks that were made up: ids follow Zipf's law. A batch is cut out of tensors, without a word of Python each."""
+    """Made-up clicks with ids by Zipf's law. A batch is sliced from tensors, without Python objects for each sample."""
 
     def __init__(self, samples: int = 1 << 30) -> None:
         random = np.random.default_rng(1)
@@ -73,12 +73,11 @@ def _layers(*widths: int) -> nn.Sequential:
 
 
 def served() -> nn.Module:
-    """Tables on servers."""
     return EmbeddingBagCollection([Table(f"t{place}", many, DIM) for place, many in enumerate(rows())], optimizer=_RATE)
 
 
 class FlatTables(nn.Module):
-    """All tables as one array in this process, with the kernels that the servers have: the fastest single process."""
+    """All tables as one array in this process, with the servers' kernels: the fastest single process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +96,6 @@ class FlatTables(nn.Module):
         return found
 
     def step(self, bags: Bags, gradient: Tensor) -> None:
-        """On the rows."""
         given = gradient.contiguous().view(-1, DIM).numpy()
         self._kernels.update(self._rows, self._sums, bags, given, _RATE)
 

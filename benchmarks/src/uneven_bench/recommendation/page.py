@@ -1,4 +1,4 @@
-"""The tables of ``uneven bench recommendation``, and its pictures of how it scales."""
+"""The tables of ``uneven bench recommendation``, and its pictures of the scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     more = [_faults(result)] if {"killed", "checkpoint"} & result.keys() else []
     if "examples_per_s" not in result:
         return [*_qualities(result), *more]
@@ -45,8 +44,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 def scaling_page(result: dict[str, Any]) -> str:
-    """How examples a second grow with trainers, and what each of unequal ones does, as one HTML file that needs no
-    network."""
+    """Return examples a second by the number of trainers, and of each unequal one, as one offline HTML file."""
     lead = f"{result['rounds']} rounds, medians; the server runs beside them."
     page = Page("Trainers with their tables on a server", lead)
     alone = result["examples_per_s"]["1 at 0.2 core"]
@@ -102,7 +100,7 @@ def _faults(result: dict[str, Any]) -> Table:
 
 
 def _qualities(result: dict[str, Any]) -> list[Table]:
-    """Each way at its own best settings, and all at equal ones."""
+    """Return tables of each way at its own best settings, and of all at equal ones."""
     if "quality" not in result:
         return []
     own = _quality("one pass in virtual time, each way at its own best settings", result)

@@ -1,14 +1,14 @@
-"""What asynchrony costs in one pass: real gradients in virtual time, so that a seed always gives the same answer.
+"""The cost of asynchrony in one pass: real gradients in virtual time, so that a seed always gives the same answer.
 
 ::
 
-    thread of a trainer   rows asked for `ahead` batches before; forward and backward at the dense numbers of its begin;
+    thread of a trainer   rows requested `ahead` batches before; forward and backward with its first dense numbers;
                           at its end the dense gradient into its trainer's live replica, the rows' into the tables
     shadow of a trainer   exchanges without pause; the sync server takes one exchange after the other
-    foreground twin       each thread exchanges every so many of its own batches, and waits
+    foreground twin       each thread exchanges at a period of its own batches, and waits
 
-A batch lasts one unit of time and a little chance; an exchange occupies the sync server for half a unit, for all alike.
-With which settings each way is played, and what is said of it, is decided in :mod:`uneven_bench.recommendation.tuning`.
+A batch lasts one unit of time and a little chance; an exchange occupies the sync server for half a unit in all ways.
+:mod:`uneven_bench.recommendation.tuning` chooses the settings and judges.
 """
 
 from __future__ import annotations
@@ -42,16 +42,13 @@ TWINS = {"easgd-5": 5, "easgd-30": 30}
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """One way to go through the log once.
-
-    Attributes:
-        every: batches of a thread between two exchanges in the foreground; 0 for a shadow; None for no exchange.
-    """
+    """One way to go through the log once."""
 
     trainers: int = 1
     threads: int = 1
     batch: int = BATCH
     ahead: int = 0
+    # batches of a thread between two exchanges in the foreground; 0 for a shadow; None for no exchange
     every: int | None = None
 
 
@@ -75,7 +72,7 @@ class ClickNet(nn.Module):
         self.top = nn.Sequential(nn.Linear(self.pairs.shape[1] + DIM, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
-        """Scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
+        """Return scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
         dense = self.bottom(numbers)
         vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
         products = vectors @ vectors.transpose(1, 2)
@@ -91,8 +88,7 @@ class _Trainer:
 
 @dataclass(slots=True)
 class _Thread:
-    """What one thread holds: its trainer, batches whose rows are here, the dense numbers that it began with, and the
-    batches since it exchanged."""
+    """One thread: its trainer, batches with their rows, its first dense numbers, and the batches since its exchange."""
 
     trainer: _Trainer
     asked: deque[tuple[Any, Tensor]] = field(default_factory=deque)
@@ -101,7 +97,7 @@ class _Thread:
 
 
 class OnePass:
-    """See the module."""
+    """One pass over the log; see the module."""
 
     def __init__(self, data: Clicks, way: Learning, seed: int, settings: LearningSettings = PLAIN) -> None:
         self._way, self._data = way, data
@@ -126,7 +122,7 @@ class OnePass:
         self._at = self._numbered = self._running = 0
 
     def run(self) -> Learned:
-        """Go through the log, on one core: sums over several would not always be the same."""
+        """Go through the log, on one core: sums over several cores could differ in their last bits."""
         cores = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -153,7 +149,7 @@ class OnePass:
         heapq.heappush(self._events, (time, self._numbered, happens))
 
     def _ask(self, thread: _Thread, batches: int) -> None:
-        """Its next rows as they are now."""
+        """Fetch its next rows as they are now."""
         for _ in range(batches):
             mine = self._order[self._at : self._at + self._way.batch]
             self._at += len(mine)
@@ -202,7 +198,8 @@ class OnePass:
             self._exchange(trainer, now, lambda then: self._shadow(trainer, then))
 
     def _exchange(self, trainer: _Trainer, now: float, then: Callable[[float], None]) -> None:
-        """S-EASGD: the central replica and the trainer's are drawn towards each other; the server takes its time."""
+        """Exchange by S-EASGD: the central replica and the trainer's move towards each other; the server takes its
+        time."""
         sent = trainer.dense.clone()
         over = self._server_free = max(now, self._server_free) + _EXCHANGE
 
@@ -247,7 +244,7 @@ def area_under_curve(clicked: Tensor, score: Tensor) -> float:
 def quality(
     seeds: int, samples: int, grid: Sequence[LearningSettings], told: Callable[[str, str, float], None]
 ) -> dict[str, Any]:
-    """All ways, on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged`."""
+    """Play all ways on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged`."""
     data, ways = clicks(samples), list(WAYS)
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("forkserver")
@@ -259,14 +256,14 @@ def quality(
 
 
 def _played(pool: Executor, passes: Sequence[Pass], told: Callable[[str, float], None]) -> dict[Pass, Learned]:
-    """One on each core; virtual time does not depend on it."""
+    """Play one pass on each core; virtual time does not depend on it."""
     under_way = {pool.submit(_play, one): one for one in passes}
     for number, done in enumerate(as_completed(under_way), 1):
         told(f"{under_way[done].way}, {number} of {len(passes)} passes", number / len(passes))
     return {one: done.result() for done, one in under_way.items()}
 
 
-_held: Clicks | None = None  # of a process of the pool, so that not every pass brings the log along
+_held: Clicks | None = None  # one for each process of the pool, so that no pass sends the log
 
 
 def _hold(data: Clicks) -> None:

@@ -1,5 +1,5 @@
-"""TorchRec on CPUs: tables whole on ranks (table-wise), the dense part averaged by DDP, over gloo; with its pipeline or
-without. It is imported where it is installed."""
+"""TorchRec on CPUs over gloo: whole tables on ranks (table-wise), DDP for the dense part; with its pipeline or without.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ _NAMES = [f"t{place}" for place in range(FIELDS)]
 
 @dataclass
 class TorchRecBatch:
-    """What its pipeline moves to a device: here, nowhere."""
+    """A batch that its pipeline moves to a device; here, nowhere."""
 
     ids: Any
     numbers: Tensor
     clicked: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> TorchRecBatch:
-        """It is there."""
         return self
 
     def record_stream(self, stream: Any) -> None:
         """CPUs have none."""
 
     def pin_memory(self) -> TorchRecBatch:
-        """Nor this."""
         return self
 
 
 class _Pooled(nn.Module):
-    """DLRM's tables as it calls them."""
+    """DLRM's tables with TorchRec's call."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
@@ -50,7 +48,7 @@ class _Pooled(nn.Module):
 
 
 class TorchRecModel(nn.Module):
-    """A batch's loss and its scores, as the pipeline wants them."""
+    """A model that returns a batch's loss (scalar) and its scores (n,), as the pipeline needs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +66,7 @@ class TorchRecModel(nn.Module):
 
 
 def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model on all ranks, and the optimizer of its dense part; rows step in the backward pass, exactly."""
+    """Return the model on all ranks, and the optimizer of its dense part; rows step in the backward pass, exactly."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -97,7 +95,7 @@ def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def batches(batch: int, rank: int, size: int) -> Iterator[TorchRecBatch]:
-    """The log over and over, its ids made into what TorchRec wants beforehand: their making is not counted."""
+    """Repeat the log, with ids converted for TorchRec before the measurement."""
     from torchrec import KeyedJaggedTensor
 
     log = Log()
@@ -112,7 +110,7 @@ def batches(batch: int, rank: int, size: int) -> Iterator[TorchRecBatch]:
 
 
 def steps(pipeline: bool, batch: int, rank: int, size: int) -> Iterator[None]:
-    """Train, a step at each turn."""
+    """Train, a step at each iteration."""
     model, optimizer = sharded()
     source = batches(batch, rank, size)
     if pipeline:

@@ -1,11 +1,11 @@
-"""With which settings each way is played, and what follows: all are tuned alike, on what is not reported.
+"""The settings of each way, and the judgement: all are tuned in the same way, on data that is not reported.
 
 ::
 
-    every way × every setting of one grid, with seeds of their own ──▶ log loss on the first half of what is held out
-        ──▶ each way's own best setting ──▶ played with the seeds that are reported, judged by the second half
+    every way × every setting of one grid, with separate seeds ──▶ log loss on the first half of the held-out data
+        ──▶ each way's own best setting ──▶ played with the reported seeds, judged by the second half
 
-The same is said of all ways at equal settings: at Adagrad's sums from 0, and at what the asynchronous way has chosen.
+All ways are also compared at equal settings: at Adagrad's sums from 0, and at the choice of the asynchronous way.
 """
 
 from __future__ import annotations
@@ -17,29 +17,23 @@ from itertools import product
 from typing import Any, NamedTuple
 
 TUNING_SEEDS = (1000, 1001)
-"""Not among the seeds that are reported. With one alone chance chooses: two seeds at a high rate differ by 2 %."""
+"""Seeds that are not reported. One would leave the choice to chance: two seeds at a high rate differ by 2 %."""
 
 
 class LearningSettings(NamedTuple):
-    """How a way learns.
+    """The settings of a way."""
 
-    Attributes:
-        first_sum: ``initial_accumulator_value`` of the tables' Adagrad.
-        table_lr: of the tables; ``dense_lr``: of the dense part.
-    """
-
-    first_sum: float = 0.0
-    table_lr: float = 0.05
-    dense_lr: float = 0.01
+    first_sum: float = 0.0  # ``initial_accumulator_value`` of the tables' Adagrad
+    table_lr: float = 0.05  # of the tables
+    dense_lr: float = 0.01  # of the dense part
 
     @property
     def text(self) -> str:
-        """For people."""
         return f"{self.first_sum:g}, {self.table_lr:g}, {self.dense_lr:g}"
 
 
 BESIDE = ("synchronous", "sequential")
-"""Ways that the asynchronous one is compared with, besides its twins."""
+"""Ways to compare the asynchronous one with, besides its twins."""
 
 PLAIN = LearningSettings()
 GRID = tuple(LearningSettings(*one) for one in product((0.0, 1e-6, 1e-5, 1e-4), (0.1, 0.2), (0.01, 0.02)))
@@ -56,28 +50,22 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What came of a pass.
+    """The result of a pass."""
 
-    Attributes:
-        log_loss: on the part of what was held out that is reported; ``auc``: the area under the curve there.
-        validation: log loss on the part that settings are chosen by.
-        per_unit: examples a unit of time.
-    """
-
-    log_loss: float
-    auc: float
-    validation: float
-    per_unit: float
+    log_loss: float  # on the reported part of the held-out data
+    auc: float  # the area under the curve there
+    validation: float  # log loss on the part for the choice of settings
+    per_unit: float  # examples a unit of time
 
 
 def to_tune(ways: Iterable[str], grid: Sequence[LearningSettings], seeds: int) -> list[Pass]:
-    """What has to be played before settings are chosen, where so many seeds are reported."""
+    """Return the passes before the choice of settings, for this number of reported seeds."""
     ways = tuple(ways)
     return [Pass(way, settings, seed) for settings in grid for way in ways for seed in TUNING_SEEDS[:seeds]]
 
 
 def chosen(tuned: Mapping[Pass, Learned]) -> dict[str, LearningSettings]:
-    """Each way's own best settings, by the mean over seeds on the validation part; of equals the first."""
+    """Return each way's own best settings, by the mean over seeds on the validation part; of equals the first."""
     return {way: min(each, key=each.__getitem__) for way, each in _validated(tuned).items()}
 
 
@@ -89,12 +77,12 @@ def _validated(tuned: Mapping[Pass, Learned]) -> dict[str, dict[LearningSettings
 
 
 def equals(own: Mapping[str, LearningSettings]) -> tuple[LearningSettings, ...]:
-    """The settings at which all ways are compared as well."""
+    """Return the settings at which all ways are compared as well."""
     return tuple(dict.fromkeys((PLAIN, own["asynchronous"])))
 
 
 def to_report(own: Mapping[str, LearningSettings], seeds: int) -> list[Pass]:
-    """What has to be played after settings were chosen, each once."""
+    """Return the passes after the choice of settings, each once."""
     wanted = (
         Pass(way, settings, seed)
         for seed in range(seeds)
@@ -107,16 +95,12 @@ def to_report(own: Mapping[str, LearningSettings], seeds: int) -> list[Pass]:
 def judged(
     tuned: Mapping[Pass, Learned], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
 ) -> dict[str, Any]:
-    """The result of the bench.
-
-    Returns:
-        Each way at its own best settings: ``logloss_vs_synchronous`` and ``logloss_vs_sequential`` (asynchronous over
-        it, less 1), ``foreground_twins`` (policy → examples a unit of time of the shadow over the twin's, and its log
-        loss less the twin's), medians over the seeds; ``by_seed`` (way → the same, relative or, of twins, a
-        difference, of each seed), and ``quality`` (way → settings, log loss and AUC of each seed).
-        ``quality_at_equal_settings``: the same of all ways at one setting, for each that :func:`equals` names.
-        ``quality_tuned``: way → all settings of the grid, with the log loss on the validation part, the best first.
-    """
+    """Return the result of the bench. Returns each way at its own best settings: ``logloss_vs_synchronous`` and
+    ``logloss_vs_sequential`` (asynchronous over it, less 1), ``foreground_twins`` (policy → examples a unit of time of
+    the shadow over the twin's, and its log loss less the twin's), medians over the seeds; ``by_seed`` (way → the same,
+    relative or, of twins, a difference, of each seed), and ``quality`` (way → settings, log loss and AUC of each seed).
+    ``quality_at_equal_settings``: the same of all ways at one setting, for each of :func:`equals`. ``quality_tuned``:
+    way → all settings of the grid, with the log loss on the validation part, the best first."""
     own, twins = chosen(tuned), tuple(twins)
     return {
         **_compared(own, found, seeds, twins),

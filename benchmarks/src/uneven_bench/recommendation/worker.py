@@ -1,4 +1,4 @@
-"""One worker of the bench: trains until all have been warm for so long, and writes down when each batch was over."""
+"""One worker of the bench, which trains until all have been warm long enough, and logs the end of each batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WARM = 20
 
 
 class Marks:
-    """When this worker's batches were over, until all workers have been warm for so many seconds."""
+    """The ends of this worker's batches, until all workers have been warm for ``window_s`` seconds."""
 
     def __init__(self, folder: Path, rank: int, size: int, window_s: float) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class Marks:
         self._marks: list[tuple[float, float]] = []
 
     def over(self) -> bool:
-        """A batch is over; whether the window is."""
+        """Note the end of a batch, and return whether the window is over."""
         self._marks.append((time.time(), time.process_time()))
         if len(self._marks) == _WARM:
             (self._folder / f"warm-{self._rank}").touch()
@@ -48,7 +48,6 @@ class Marks:
         return time.time() - self._began_s > self._window_s
 
     def write(self) -> None:
-        """For the bench."""
         text = json.dumps({"began_s": self._began_s, "marks": self._marks})
         (self._folder / f"marks-{self._rank}.json").write_text(text, encoding="utf-8")
 
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def _in_session(asked: argparse.Namespace) -> None:
-    """Tables on servers; or, all else the same, in this process."""
+    """Train with tables on servers; or with tables in this process, and all else the same."""
     remote = asked.way == "served"
     model = DLRM(served() if remote else FlatTables())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -102,7 +101,7 @@ def _torchrec(asked: argparse.Namespace) -> None:
         if _voted(marks.over(), number):
             break
     marks.write()
-    os._exit(0)  # its pipeline has batches under way, for which its threads would wait
+    os._exit(0)  # its pipeline's threads would wait for batches under way
 
 
 def _plain(asked: argparse.Namespace) -> None:
@@ -139,7 +138,7 @@ def _train(model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: A
 
 
 def _all(over: bool, number: int) -> bool:
-    """Under DDP all end in the same step: they vote in every fourth."""
+    """Return whether all end in this step, which DDP needs: they vote in every fourth."""
     if not dist.is_initialized() or uneven.runtime.world.discover().run_directory is not None:
         return over
     return _voted(over, number)

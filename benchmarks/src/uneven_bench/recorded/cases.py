@@ -1,7 +1,7 @@
 """The emulated clusters on which ``uneven bench predictors`` records runs.
 
-All nodes together have 1.7 cores, so that on a machine of two they compete for nothing but what the description says;
-what disturbs them are real processes inside their control groups.
+All nodes together have 1.7 cores, so that on a machine of two only the description disturbs them, with real processes
+inside their control groups.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _BURST_S = 0.15
 _BURST_EVERY = 40
 _BURST_LOAD = 4.0
 _SAMPLE_S = 1.5
-"""So long lasts one sample, of five minutes, of a replayed trace of processor use."""
+"""Seconds of one sample, of five minutes, of a replayed trace of processor use."""
 
 _MOST_LOAD = 5.0
 _SAMPLES = 96
 
 
 def announced(seed: int = 0) -> ClusterSpec:
-    """On every node up to two competing processes come and go at known moments."""
+    """Describe up to two competing processes on every node, at known moments."""
     loads = [
         Trace(values=_blocks(np.random.default_rng([seed, 11, rank])), step_s=_GRAIN_S) for rank in range(len(CORES))
     ]
@@ -43,7 +43,7 @@ def announced(seed: int = 0) -> ClusterSpec:
 
 
 def bursts(seed: int = 0) -> ClusterSpec:
-    """On every node four competing processes for 0.15 s, once in six seconds: over before anybody could follow."""
+    """Describe four competing processes on every node for 0.15 s, once in six seconds: too short for a forecast."""
     loads = []
     for rank in range(len(CORES)):
         rng = np.random.default_rng([seed, 12, rank])
@@ -54,12 +54,9 @@ def bursts(seed: int = 0) -> ClusterSpec:
 
 
 def replayed(name: str, use: Floats) -> ClusterSpec:
-    """Others use the processors as they did where the trace was recorded, 200 times as fast.
+    """Replay a load as in a recorded trace of ``use`` (nodes, samples), 0 … 1, of five minutes each, 200 times as fast.
 
     A worker on one thread that competes with a load of u / (1 − u) processes gets 1 − u of its node.
-
-    Args:
-        use: ``(nodes, samples)``, 0 … 1, of five minutes each.
     """
     loads = []
     for row in use[:, :_SAMPLES]:

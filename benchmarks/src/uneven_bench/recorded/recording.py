@@ -1,7 +1,7 @@
 """Runs recorded on emulated clusters, as cases of ``uneven bench predictors``: real processes disturb real training.
 
-What the journal kept of each iteration is what the workers' predictors were shown: speed, batch, and the readings of
-the processor's and the memory's use right after it.
+The journal holds the predictors' inputs for each iteration: speed, batch, and the readings of the processor's and the
+memory's use right after it.
 """
 
 from __future__ import annotations
@@ -25,44 +25,33 @@ from uneven_bench.recorded.steps import SpeedChange, find
 from uneven_bench.show import Progress
 
 BALANCER = "lb-bsp:predictor=narx"
-"""Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
+"""The balancer of recorded runs: the default with a predictor that has the machine read on every step."""
 
 
 class RecordedRun(NamedTuple):
-    """A kept run.
+    """A kept run."""
 
-    Attributes:
-        case: what predictors are shown.
-        steps: scored changes of speed whose moments are known; empty where none are.
-        iteration_s: median.
-        lasted_s: from the start of the training to its end.
-    """
-
-    case: PredictorCase
-    steps: list[SpeedChange]
-    iteration_s: float
-    lasted_s: float
+    case: PredictorCase  # the predictors' inputs
+    steps: list[SpeedChange]  # scored changes of speed at known moments, if any
+    iteration_s: float  # median
+    lasted_s: float  # from the start of the training to its end
 
 
 def clusters() -> dict[str, ClusterSpec]:
-    """Case → what is emulated: rivals at known moments, a replayed trace of processor use, and short bursts."""
+    """Return case → emulated cluster: rivals at known moments, a replayed trace of processor use, and short bursts."""
     name, use = next(iter(use_traces().items()))  # one of them: recording takes minutes
     replayed = cases.replayed(name, use)
     return {cases.ANNOUNCED: cases.announced(), f"{name}, emulated": replayed, cases.BURSTS: cases.bursts()}
 
 
 def why_not() -> str:
-    """Why runs cannot be recorded here; "" if they can."""
+    """Return the reason why runs cannot be recorded here; "" if they can."""
     return why_not_isolated()
 
 
 def record(folder: Path, data: str, progress: Progress, iterations: int = cases.ITERATIONS) -> None:
-    """Record all cases, a folder for each.
-
-    Raises:
-        ConfigError: this machine cannot, or one of the folders is there already.
-        LaunchError: a run failed.
-    """
+    """Record all cases, a folder for each. Raises ConfigError: this machine cannot, or a folder exists already.
+    LaunchError: a run failed."""
     if why_not():
         raise ConfigError(f"runs cannot be recorded here: {why_not()}")
     specs = clusters()
@@ -77,12 +66,8 @@ def record(folder: Path, data: str, progress: Progress, iterations: int = cases.
 
 
 def load(folder: Path) -> dict[str, RecordedRun]:
-    """The runs that :func:`record` has kept.
-
-    Raises:
-        ConfigError: there are none.
-        JournalError: one of them cannot be read, or is too short.
-    """
+    """Load the runs that :func:`record` has kept. Raises ConfigError: there are none. JournalError: one of them cannot
+    be read, or is too short."""
     names = {spec.name: name for name, spec in clusters().items()}
     found = {}
     with access(f"look into {folder}"):
@@ -111,7 +96,8 @@ def _read(name: str, place: Path) -> RecordedRun:
 
 
 def _times(run: Path) -> tuple[float, Floats]:
-    """When the description began to hold, and when each iteration ended on the last rank; Unix times."""
+    """Return when the description began to hold, and when each iteration (iterations,) ended on the last rank; Unix
+    times."""
     its = common_steps(run, journal.read(run).ranks).values()
     first = [steps[0] for steps in its]
     begins_s = max(one.ended_at_s - one.data_s - one.compute_s - one.exchange_s for one in first)  # the last one ready

@@ -11,7 +11,7 @@ from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import LaunchError
 
 DESCRIPTION, OUTPUT, RUN = "cluster.toml", "output.txt", "run"
-"""What lies in the folder of a recorded run: its description, what was said, and the run directory."""
+"""The contents of a recorded run's folder: its description, its output, and the run directory."""
 
 _LIMIT_S = 240.0
 _CLEANS_WITHIN_S = 30.0
@@ -20,19 +20,9 @@ _CLEANS_WITHIN_S = 30.0
 def emulate(
     spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int, global_batch: int, *more: int
 ) -> Path:
-    """Train the network of ``uneven bench worlds`` on an emulated cluster.
-
-    Args:
-        where: folder that does not exist yet.
-        data: data set, as ``uneven bench`` knows them.
-        more: how wide the network is, where that is another number than the usual one.
-
-    Returns:
-        The run directory.
-
-    Raises:
-        LaunchError: the run failed, or took more than four minutes.
-    """
+    """Train the network of ``uneven bench worlds`` on an emulated cluster, and return the run directory. ``where``: a
+    folder to make; ``data``: data set, by its name in ``uneven bench``; ``more``: another width of the network. Raises
+    LaunchError: the run failed, or took more than four minutes."""
     where.mkdir(parents=True)
     (where / DESCRIPTION).write_text(to_toml(spec), encoding="utf-8")
     command = [
@@ -55,7 +45,7 @@ def emulate(
 
 
 def _end(emulator: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and leave it the time to clean up; killed, it would leave that to the next one."""
+    """Terminate it gently: killed, it would leave its cleaning up to the next one."""
     if emulator.poll() is None:
         emulator.terminate()
         try:

@@ -1,4 +1,4 @@
-"""How soon predictors follow a competing process that starts or ends at a known moment."""
+"""The delay of predictors behind a competing process that starts or ends at a known moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLLOWED = 0.9
 """Part of a step that counts as following it."""
 
 WITHIN = 9
-"""Iterations after the first of a step that are looked at."""
+"""Iterations after the first of a step that count."""
 
 _FELT = 0.5  # part of a step from which on an iteration counts as the first of the new level
 _FELT_WITHIN = 4  # iterations after the moment
@@ -26,36 +26,24 @@ _LEAST_ITERATIONS = 6  # of a level
 
 
 class SpeedChange(NamedTuple):
-    """One change of a worker's speed.
+    """One change of a worker's speed."""
 
-    Attributes:
-        worker: whose.
-        first: the first iteration that feels half of it or more.
-        end: the iteration in which the next change falls.
-        before_per_s, after_per_s: median speeds of the two levels.
-    """
-
-    worker: int
-    first: int
-    end: int
-    before_per_s: float
-    after_per_s: float
+    worker: int  # its number
+    first: int  # the first iteration with half of it or more
+    end: int  # the iteration of the next change
+    before_per_s: float  # median speed of the old level
+    after_per_s: float  # median speed of the new level
 
 
 def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[SpeedChange]:
-    """The steps of a run whose nodes had these loads.
-
-    Args:
-        speeds_per_s: ``(workers, iterations)``, measured.
-        ends_s: ``(iterations,)``, when each iteration ended, in seconds since the description began to hold.
-        loads: one of each worker.
-    """
+    """Return the steps of a run under these loads, one for each worker. ``speeds_per_s``: ``(workers, iterations)``,
+    measured; ``ends_s``: ``(iterations,)``, their ends, in seconds since the description began to hold."""
     found = []
     for worker, (speeds, load) in enumerate(zip(speeds_per_s, loads, strict=True)):
         at = [0, *np.searchsorted(ends_s, changes_s(load, float(ends_s[-1]))).tolist(), len(ends_s)]
         levels = [(start, end, _level(speeds[start + _SETTLED_AFTER : end])) for start, end in pairwise(at)]
         for (_, _, before), (start, end, after) in pairwise(levels):
-            if abs(after - before) > _LEAST_STEP * max(after, before):  # false where one of them is not known
+            if abs(after - before) > _LEAST_STEP * max(after, before):  # False if one of them is NaN
                 felt = (speeds[start : start + _FELT_WITHIN + 1] - before) / (after - before) >= _FELT
                 first = start + int(felt.argmax()) if felt.any() else start + 1
                 found.append(SpeedChange(worker, first, end, before, after))
@@ -63,10 +51,8 @@ def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[S
 
 
 def response(told_per_s: Floats, steps: Sequence[SpeedChange]) -> list[float]:
-    """The part of a step that is predicted for its first iteration, its second, and so on: medians over the steps.
-
-    A single iteration of a real run is noise, and so is what is predicted for it; what the steps have in common is not.
-    """
+    """Return the predicted part of a step for its first iteration, its second, and so on: medians over the steps, as
+    one iteration is mostly noise. ``told_per_s`` is (workers, iterations)."""
     found: list[float] = []
     for late in range(WITHIN + 1):
         told = [(told_per_s[one.worker, one.first + late], one) for one in steps if one.first + late < one.end]
@@ -81,12 +67,13 @@ def response(told_per_s: Floats, steps: Sequence[SpeedChange]) -> list[float]:
 
 
 def delay(responses: Sequence[float]) -> int:
-    """Iterations until nine tenths are followed: 0 if in time for the first; one more than were looked at if never."""
+    """Return iterations until nine tenths are followed: 0 if in time for the first; one more than the window if never.
+    """
     return next((late for late, part in enumerate(responses) if part >= FOLLOWED), len(responses))
 
 
 def changes_s(trace: Trace, until_s: float) -> list[float]:
-    """When a trace takes another value, from its start until then."""
+    """Return the moments at which a trace changes its value, up to ``until_s``."""
     found: list[float] = []
     now_s = trace.next_change_s(0.0)
     value = trace.at(0.0)

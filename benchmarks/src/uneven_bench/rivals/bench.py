@@ -1,8 +1,8 @@
 """``uneven bench rivals``: every rival and ours over described clusters, in virtual time.
 
-The same rules as in a run; the figure is the oracle's time ÷ theirs for X samples, where the oracle knows the speeds of
-every iteration before it starts. What deciding costs is left out for all; reports of ours come as rarely as their
-budget allows, rivals see every iteration for nothing. ``docs/ideas/rivals.md`` says what each description leaves open.
+The rules are those of a run; the figure is the oracle's time ÷ theirs for X samples, where the oracle knows the speeds
+of every iteration in advance. The cost of decisions is left out; our reports are as rare as their budget, rivals see
+every iteration free of charge. ``docs/ideas/rivals.md`` lists the gaps of each description.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, prof
 from uneven_bench.show import Progress
 
 OURS = "lb-bsp"
-"""The arm that is meant by "ours": the default."""
+"""The arm named "ours": the default."""
 
 LIMITS = ("oracle", "foreseen")
-"""No methods: what a split could do that knew the next iteration, and what one could do that knew all but the noise."""
+"""Limits instead of methods: a split that knows the next iteration, and one that knows it without the noise."""
 
 CANDIDATES = ("lb-bsp", "numerical", "analytic")
 """Ours."""
 
 LBB_AS_OURS = "lbb as ours"
-"""The strongest rival, with reports as rare and as late as ours: what it would be in a run within the same budget."""
+"""The strongest rival with reports as rare and late as ours: its result within the same budget."""
 
 INSIDE = {"flexrr": flexrr, "backup": backup, "accumulate": accumulating}
 
@@ -46,12 +46,9 @@ GOOGLE_ROWS = (227, 79, 1467, 355, 700, 1593, 848, 1072)
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Play all, on recorded traces too if ``UNEVEN_DATA`` names their folder.
-
-    Returns:
-        ``cases``: case → method → of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and
-        ``gain_over_best_rival`` and ``of_foreseen`` (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``.
-    """
+    """Play all, on recorded traces too if ``UNEVEN_DATA`` names their folder. Result: ``cases``: case → method →
+    of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and ``gain_over_best_rival`` and ``of_foreseen``
+    (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``."""
     seeds = 1 if quick else 3
     recorded = recordings()
     played = [cases(recorded.get, seed) for seed in range(seeds)]
@@ -83,7 +80,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
 
 
 def methods() -> dict[str, Callable[[RivalCase, int], RivalOutcome]]:
-    """Name → what plays it on a case."""
+    """Return name → player of a case."""
     found: dict[str, Callable[[RivalCase, int], RivalOutcome]] = {
         "even": lambda case, _: ours(case, balancers.resolve("even")),
         "static": lambda case, _: ours(case, balancers.resolve("static")),
@@ -99,7 +96,7 @@ def methods() -> dict[str, Callable[[RivalCase, int], RivalOutcome]]:
 
 
 def summary(outcomes: list[RivalOutcome], limits: list[RivalOutcome]) -> dict[str, Any]:
-    """Means over the seeds."""
+    """Return means over the seeds."""
     of_limit = [limit.batch_s / outcome.batch_s for limit, outcome in zip(limits, outcomes, strict=True)]
     rows = [asdict(outcome) for outcome in outcomes]
     means = {key: statistics.fmean(row[key] for row in rows) for key in ("iteration_s", "waiting", "lost", "samples")}
@@ -108,13 +105,13 @@ def summary(outcomes: list[RivalOutcome], limits: list[RivalOutcome]) -> dict[st
 
 
 def best_rival(rows: dict[str, dict[str, Any]]) -> str:
-    """Who comes nearest to the limit of those that are not ours."""
+    """Return the rival that is nearest to the limit."""
     others = [name for name in rows if name not in (*CANDIDATES, *LIMITS)]
     return max(others, key=lambda name: rows[name]["of_limit"])
 
 
 def recordings() -> dict[str, Table]:
-    """The recorded traces that are on this machine."""
+    """Return the recorded traces on this machine."""
     folder = os.environ.get(DATA_VARIABLE)
     found: dict[str, Table] = {}
     jobs = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
@@ -131,7 +128,6 @@ def recordings() -> dict[str, Table]:
 
 
 def tables(result: dict[str, Any]) -> list[Shown]:
-    """The result for people."""
     names = list(result["cases"])
     first = _narrow("Of the limit: the oracle's time ÷ theirs, for as many samples")
     first.add_column("", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The clusters of ``uneven bench rivals``: costs, and how slow each worker is in each iteration."""
+"""The clusters of ``uneven bench rivals``: costs, and the slowness of each worker in each iteration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Table = npt.NDArray[np.float64]
 
 ITERATIONS = 400
 SETTLING = 80
-"""Iterations at the beginning that do not count: two epochs of the rules that decide once an epoch."""
+"""First iterations, which do not count: two epochs of the rules that decide once an epoch."""
 
 CHANGE = 150
-"""Iteration at which speeds or links change; in the midst of an epoch."""
+"""Iteration at which speeds or links change, in the middle of an epoch."""
 
 # Seconds, as measured on 0.6, 0.4, 0.2 and 0.1 of a core. Of the overhead a quarter is paid again for every
 # micro-batch: a backward pass of that network over one sample takes as long as two and a half samples more.
@@ -33,52 +33,40 @@ GOOGLE_HELD = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalCase:
-    """One cluster over all iterations. A batch of x samples takes worker i, in iteration k, by itself,
+    """One cluster over all iterations. A batch of x samples takes worker i, in iteration k, on its own,
 
     slow[k, i] · (step_s[i] + launch_s[i] + per_sample_s[i] · x) + transfer_s[k, i]   seconds.
-
-    Attributes:
-        step_s: of an iteration, whatever the batch.
-        launch_s: of a micro-batch, whatever its size: the small-batch inefficiency.
-        slow: factor on compute time; 1 is the worker as described.
-        level: the same without what nobody can foresee: noise and spikes.
-        transfer_s: its side of the exchange.
     """
 
     name: str
     global_batch: int
-    step_s: tuple[float, ...]
-    launch_s: tuple[float, ...]
+    step_s: tuple[float, ...]  # of an iteration, for any batch
+    launch_s: tuple[float, ...]  # of a micro-batch of any size: the small-batch inefficiency
     per_sample_s: tuple[float, ...]
-    slow: Table
-    level: Table
-    transfer_s: Table
+    slow: Table  # factor on compute time; 1 is the worker as described
+    level: Table  # the same without noise and spikes, which cannot be foreseen
+    transfer_s: Table  # its side of the exchange
 
     @property
     def workers(self) -> int:
-        """n."""
         return len(self.step_s)
 
     def local_s(self, k: int, i: int, samples: int) -> float:
-        """Compute time of a batch done at once."""
+        """Return the compute time of a batch in one piece."""
         return float(self.slow[k, i]) * (self.step_s[i] + self.launch_s[i] + self.per_sample_s[i] * samples)
 
     def micro_s(self, k: int, i: int, samples: int) -> float:
-        """Compute time of one micro-batch."""
+        """Return the compute time of one micro-batch."""
         return float(self.slow[k, i]) * (self.launch_s[i] + self.per_sample_s[i] * samples)
 
     def fixed_s(self, k: int, i: int) -> float:
-        """Compute time of an iteration besides its micro-batches."""
+        """Return the compute time of an iteration without its micro-batches."""
         return float(self.slow[k, i]) * self.step_s[i]
 
 
 def cases(recorded: Callable[[str], Table | None], seed: int) -> tuple[RivalCase, ...]:
-    """The clusters, with other noise for each seed.
-
-    Args:
-        recorded: "jobs": mini-batch times of ten workers in a row of records; "use": the use of eight machines, 0 … 1.
-            None where there is no recording: then a made-up one is played.
-    """
+    """Return the clusters, with new noise for each seed. ``recorded``: "jobs": mini-batch times (records, 10); "use":
+    the use of machines (records, 8), 0 … 1; None without a recording: then a made-up one is played."""
     rng = np.random.default_rng(seed)
     overhead_s, per_sample_s = CPU_OVERHEAD_S, CPU_PER_SAMPLE_S
     four = _describe(overhead_s, per_sample_s)
@@ -140,12 +128,12 @@ def _describe(
 
 
 def _spikes(rng: np.random.Generator, slow: Table) -> Table:
-    """One iteration in thirty of each worker takes three times as long."""
+    """Make one iteration in thirty of each worker take three times as long; shape (iterations, workers)."""
     return np.where(rng.random(slow.shape) < 1 / 30, 3.0 * slow, slow)
 
 
 def _regimes(rng: np.random.Generator, rows: int, workers: int) -> Table:
-    """Levels from 1 to 4 that hold for about twenty rows."""
+    """Make levels from 1 to 4 that hold for about twenty rows; shape (rows, workers)."""
     levels = np.exp(rng.uniform(0.0, np.log(4.0), (rows, workers)))
     for row in range(1, rows):
         stay = rng.random(workers) > 1 / 20
@@ -154,7 +142,7 @@ def _regimes(rng: np.random.Generator, rows: int, workers: int) -> Table:
 
 
 def _jobs(rng: np.random.Generator, recorded: Table | None, seed: int) -> Table:
-    """Four workers of a recorded job, relative to its median; another stretch of it for each seed."""
+    """Return four workers of a recorded job, relative to its median; another stretch of it for each seed."""
     rows = ITERATIONS // HELD
     if recorded is None:
         return np.repeat(_regimes(rng, rows, 4), HELD, axis=0)
@@ -164,7 +152,7 @@ def _jobs(rng: np.random.Generator, recorded: Table | None, seed: int) -> Table:
 
 
 def _use(rng: np.random.Generator, recorded: Table | None, seed: int) -> Table:
-    """Eight equal machines of which others use a part; another stretch for each seed."""
+    """Return eight equal machines with other loads; another stretch for each seed."""
     rows = ITERATIONS // GOOGLE_HELD
     if recorded is None:
         return np.repeat(_regimes(rng, rows, 8), GOOGLE_HELD, axis=0)

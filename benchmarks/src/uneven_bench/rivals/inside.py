@@ -1,7 +1,7 @@
 """Rivals that act inside an iteration, over the clusters of ``uneven bench rivals``.
 
-Each is given what suits it best in hindsight: the micro-batch, whether messages are heard while it computes, or the
-number of spares.
+Each has its best setting in hindsight: the micro-batch, whether it reads messages while it computes, or the number of
+spares.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.loops import RivalOutcome, SettledTotals
 
 MESSAGE_S = 0.0005
-"""From one worker to another in one rack, Python on both ends included; ours."""
+"""Seconds from one worker to another in one rack, Python on both ends included; our estimate."""
 
 PIECES = (4, 8, 16)
-"""Micro-batches that an even share is cut into."""
+"""Micro-batches of an even share."""
 
 
 def best(outcomes: Iterable[RivalOutcome]) -> RivalOutcome:
-    """The one that needs least time for X samples."""
+    """Return the outcome with the least time for X samples."""
     return min(outcomes, key=lambda outcome: outcome.batch_s)
 
 
 def flexrr(case: RivalCase) -> RivalOutcome:
-    """Even shares, work stealing by micro-batches; everybody may help everybody."""
+    """Play even shares with work stealing by micro-batches among all workers."""
     return best(_flexrr(case, grain, attentive) for grain in _grains(case) for attentive in (False, True))
 
 
 def accumulating(case: RivalCase) -> RivalOutcome:
-    """hivemind-style: micro-batches until X samples are in."""
+    """Play micro-batches until X samples are in, hivemind-style."""
     return best(_accumulating(case, grain) for grain in _grains(case))
 
 
 def backup(case: RivalCase) -> RivalOutcome:
-    """Redundant execution, one to n / 4 spares."""
+    """Play redundant execution, with one to n / 4 spares."""
     return best(_backup(case, spares) for spares in range(1, max(1, case.workers // 4) + 1))
 
 
@@ -89,7 +89,7 @@ def _backup(case: RivalCase, spares: int) -> RivalOutcome:
     def seconds(version: int, rank: int) -> float:
         return case.local_s(version, rank, each) + float(case.transfer_s[version, rank])
 
-    # What happens while it settles is played too, and taken off.
+    # The settling time is played too, and subtracted.
     settling, whole = (play_backup(case.workers, spares, count, seconds) for count in (SETTLING, ITERATIONS))
     took_s = whole.ends_s[-1] - settling.ends_s[-1]
     total_s = took_s * case.workers

@@ -1,4 +1,4 @@
-"""Balancers in the closed loops of ``uneven bench rivals``: ours as a run asks them, rivals at once."""
+"""Balancers in the closed loops of ``uneven bench rivals``: ours as in a run, rivals without delay."""
 
 from __future__ import annotations
 
@@ -18,28 +18,20 @@ from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
 
 REPORT_S = 0.0003
-"""What a gather of reports costs a worker; about what a run measures."""
+"""A worker's cost of a gather of reports, about that of a run."""
 
 BUDGET = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class RivalOutcome:
-    """What the iterations that count have taken.
+    """The times of the iterations that count."""
 
-    Attributes:
-        iteration_s: mean.
-        waiting: part of all workers' time in which they wait.
-        lost: part of it that is computed and thrown away.
-        samples: that went into an update ÷ X, mean.
-        best: which setting it was where the best of several counts.
-    """
-
-    iteration_s: float
-    waiting: float
-    lost: float = 0.0
-    samples: float = 1.0
-    best: str = ""
+    iteration_s: float  # mean
+    waiting: float  # part of all workers' time in which they wait
+    lost: float = 0.0  # part of it that is computed and thrown away
+    samples: float = 1.0  # in an update ÷ X, mean
+    best: str = ""  # the best setting, if several were played
 
     @property
     def batch_s(self) -> float:
@@ -48,7 +40,7 @@ class RivalOutcome:
 
 
 class SettledTotals:
-    """Adds up iterations after settling."""
+    """Sums of iterations after settling."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -58,7 +50,7 @@ class SettledTotals:
         self._samples: list[float] = []
 
     def add(self, k: int, took_s: float, busy_s: float, lost_s: float = 0.0, samples: float = 1.0) -> None:
-        """One iteration: how long, how long all workers together were busy with what counts, and with what does not."""
+        """Add one iteration: its time, all workers' useful time, and their lost time."""
         if k >= SETTLING:
             self._took_s.append(took_s)
             self._busy_s.append(busy_s)
@@ -66,7 +58,6 @@ class SettledTotals:
             self._samples.append(samples)
 
     def outcome(self, best: str = "") -> RivalOutcome:
-        """Figures of what was added."""
         count, took_s = len(self._took_s), math.fsum(self._took_s)
         total_s = took_s * self._workers
         lost_s = math.fsum(self._lost_s)
@@ -75,12 +66,12 @@ class SettledTotals:
 
 
 def oracle(case: RivalCase) -> RivalOutcome:
-    """Knows each iteration's costs before it starts: the limit of what a split can do."""
+    """Split with each iteration's costs known in advance: the limit of any split."""
     return _knowing(case, case.slow)
 
 
 def foreseen(case: RivalCase) -> RivalOutcome:
-    """Knows what can be foreseen and nothing of the noise: the limit of what a predictor can do."""
+    """Split with all costs but the noise known: the limit of any predictor."""
     return _knowing(case, case.level)
 
 
@@ -100,7 +91,7 @@ def _knowing(case: RivalCase, slow: Factors) -> RivalOutcome:
 
 
 def rival(case: RivalCase, name: str, seed: int) -> RivalOutcome:
-    """A rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
+    """Play a rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
     balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else balancers.resolve(name)
     n = case.workers
     shares = (case.global_batch // n,) * n
@@ -120,7 +111,7 @@ def rival(case: RivalCase, name: str, seed: int) -> RivalOutcome:
 
 
 def profiles(case: RivalCase, seed: int) -> list[Cubic]:
-    """LBB's: before the training, batches of 2, 4, 8 … samples, the median of nine with 5 % noise."""
+    """Return LBB's profiles: before the training, batches of 2, 4, 8 … samples, the median of nine with 5 % noise."""
     rng = random.Random(seed)
     sizes = [2**power for power in range(1, 9)]
     found = []
@@ -133,7 +124,7 @@ def profiles(case: RivalCase, seed: int) -> list[Cubic]:
 
 
 def looped(case: RivalCase, balancer: Balancer) -> Loopback:
-    """The slow loop of all workers, which hears their reports at once."""
+    """Return the slow loop of all workers, which receives their reports without delay."""
     n, total = case.workers, case.global_batch
     decider = Decider(
         balancer, tuple(range(n)), Limits.uniform(n, total), global_batch=total, lookahead=0, budget=BUDGET
@@ -142,7 +133,8 @@ def looped(case: RivalCase, balancer: Balancer) -> Loopback:
 
 
 def ours(case: RivalCase, balancer: Balancer) -> RivalOutcome:
-    """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
+    """Play a balancer under ``uneven``: forecasts in every worker, reports within the budget, in force two iterations
+    later."""
     n, run = case.workers, looped(case, balancer)
     totals = SettledTotals(n)
     for k in range(ITERATIONS):
@@ -154,7 +146,7 @@ def ours(case: RivalCase, balancer: Balancer) -> RivalOutcome:
 
 
 def _iteration(case: RivalCase, k: int, shares: tuple[int, ...], totals: SettledTotals) -> tuple[Observation, ...]:
-    """Play one BSP iteration; what each worker measures in it."""
+    """Play one BSP iteration, and return each worker's measurement."""
     local_s = [case.local_s(k, i, x) for i, x in enumerate(shares)]
     moved_s = case.transfer_s[k].tolist()
     took_s = max(map(sum, zip(local_s, moved_s, strict=True)))

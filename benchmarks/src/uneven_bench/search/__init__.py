@@ -1,1 +1,1 @@
-"""``uneven bench search`` and ``search-kill``: which settings are worth training, against Ray Tune and Optuna."""
+"""``uneven bench search`` and ``search-kill``: the choice of settings worth training, against Ray Tune and Optuna."""

@@ -36,18 +36,14 @@ CASES = ("overhead", "decisions", "real", "unequal", "teams")
 
 
 def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> dict[str, Any]:
-    """Measure.
-
-    Returns:
-        ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes`` (by which the memory of
-        the searching process grows with each trial, its result held), ``overhead_ray_ms``, ``overhead_optuna_ms``,
-        ``overhead_syne_tune_ms``, ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``,
-        ``real`` (case → method → figures), ``targets`` (of each round: the lowest of the methods' best accuracies),
-        ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
-        ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
-        ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose
-        last trials are helped by the slots that nobody waits for. Rivals that are not installed are left out.
-    """
+    """Measure all cases. Result: ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes``
+    (growth of the searching process with each trial, its result held), ``overhead_ray_ms``, ``overhead_optuna_ms``,
+    ``overhead_syne_tune_ms``, ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``, ``real``
+    (case → method → figures), ``targets`` (of each round: the lowest of the methods' best accuracies),
+    ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
+    ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
+    ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose last
+    trials get help from idle slots. Rivals that are not installed are left out."""
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
@@ -124,20 +120,16 @@ def _train(params: dict[str, Any], number: int, seed: int, reader: Any, report: 
 
 @dataclass(frozen=True, slots=True)
 class RealSearch:
-    """A search of real trainings, the same for every method.
-
-    Attributes:
-        directory: for what is written.
-    """
+    """A search of real trainings, the same for every method."""
 
     train: Any
     validate: Any
     space: dict[str, Any]
     trials: int
-    directory: Path
+    directory: Path  # for output files
 
     def ours(self, case: str, seed: int, *, share: bool) -> search.SearchResult:
-        """Here."""
+        """Run the search under uneven."""
         return search.run(
             trainings.pictures, self.space, metric="accuracy", trials=self.trials, scheduler=SCHEDULER, seed=seed,
             data=self.train, validate=self.validate, transform=PREPARATIONS[case], share=share, devices=rivals.SLOTS,
@@ -145,14 +137,15 @@ class RealSearch:
         )  # fmt: skip
 
     def rays(self, case: str, seed: int, settings: list[dict[str, Any]]) -> rivals.PlayedSearch:
-        """In Ray Tune; the cluster runs already."""
+        """Run the search in Ray Tune, on a running cluster."""
         source = Source(self.train, self.validate, PREPARATIONS[case], None)
         stream = Stream(len(self.train), len(self.validate), 128, seed)
         return rivals.ray_pictures(settings, source, stream, MAX_T, _train)
 
 
 def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """In each round a case's target is the lowest of the methods' best accuracies: all of them have reached it."""
+    """Run the real searches. In each round a case's target is the lowest of the methods' best accuracies, so all have
+    reached it."""
     samples, trials = (400, 6) if quick else (1000, 9)
     train, validate = trainings.sets(data, samples)
     side = train[0][0].shape[-1]
@@ -174,7 +167,7 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
 
 
 def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str, rivals.PlayedSearch]]:
-    """Case → method → what came of it; Ray's cluster is started once, after ours."""
+    """Return case → method → result; Ray's cluster starts once, after ours."""
     played: dict[str, dict[str, rivals.PlayedSearch]] = {case: {} for case in PREPARATIONS}
     settings: dict[str, list[dict[str, Any]]] = {}
     for case in PREPARATIONS:
@@ -194,7 +187,7 @@ def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str
 
 
 def _ratios(cases: dict[str, dict[str, list[dict[str, float]]]], method: str, key: str) -> dict[str, float]:
-    """Case → how many times ours, shared: the median over the rounds."""
+    """Return case → ratio to ours, shared: the median over the rounds."""
     return {
         case: statistics.median(
             theirs[key] / ours[key] for theirs, ours in zip(rows[method], rows["shared"], strict=True)
@@ -231,7 +224,7 @@ def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
 
 
 def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
-    """Trials end one after the other, and the slots that they leave help those that are left, or do not."""
+    """Measure searches in which slots of ended trials help the remaining ones, or do not."""
     took: dict[str, list[float]] = {"planned": [], "flotillas": []}
     for number in range(rounds):
         for placing, each in took.items():
@@ -248,7 +241,7 @@ def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
 
 
 def _virtual_gain(space: Space, trials: int, seed: int) -> float:
-    """The same searches in virtual time, where starting a process and keeping a state take none."""
+    """Play the same searches in virtual time, without the cost of starting processes and keeping states."""
     ends_s = {}
     for placing in PLACINGS:
         terms = SearchTerms(metric="score", trials=trials, max_t=9, seed=seed)
@@ -261,7 +254,6 @@ def _virtual_gain(space: Space, trials: int, seed: int) -> float:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """What was measured, for a terminal."""
     said = Table("", "figure", title="A search", box=SIMPLE_HEAD)
     for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
                 "memory_per_trial_bytes", "core_10000_s", "unequal_gain", "team_gain"):  # fmt: skip

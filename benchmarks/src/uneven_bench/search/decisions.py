@@ -1,7 +1,7 @@
 """Schedulers on a table of real accuracies, ours and others', on the same samples in the same order.
 
-The table has final accuracies alone, so what is reported on the way is ours: a cell reaches its accuracy as
-1 − exp(−t/τ), with τ between 2 and 12 epochs by its number, and noise that its number and t decide.
+The table has only final accuracies, so the intermediate reports are ours: a cell reaches its accuracy as 1 − exp(−t/τ),
+with τ between 2 and 12 epochs by its number, and noise from its number and t.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ SLOTS = 4
 
 
 def table() -> list[float]:
-    """Accuracy of each cell on CIFAR-10, in percent.
-
-    Raises:
-        DataError: it is not on this machine.
-    """
+    """Return the accuracy of each cell on CIFAR-10, in percent. Raises DataError: it is not on this machine."""
     path = Path(os.environ.get("UNEVEN_DATA", "")) / "hpo" / "nasbench201_acc.npz"
     if not path.is_file():
         raise DataError(f"there is no {path}: set UNEVEN_DATA to the folder that holds hpo/nasbench201_acc.npz")
@@ -63,18 +59,15 @@ def table() -> list[float]:
 
 
 class Cells:
-    """What a cell reports, see the module; and the best that was reported.
-
-    Attributes:
-        best: the best accuracy that was reported, and the final one of that cell.
-    """
+    """The reports of cells, see the module; and the best report. ``best``: the best reported accuracy, and the final
+    one of that cell."""
 
     def __init__(self, final: Sequence[float]) -> None:
         self.final = final
         self.best = -math.inf, math.nan
 
     def reported(self, params: Mapping[str, Any], t: float) -> float:
-        """The accuracy after ``t`` epochs; it is noted."""
+        """Return and note the accuracy after ``t`` epochs."""
         cell = min(int(params["cell"] or 0), len(self.final) - 1)
         draw = Random(cell)
         tau = draw.uniform(2, 12)
@@ -85,7 +78,7 @@ class Cells:
 
 
 class OfRay(Scheduler):
-    """A scheduler of Ray Tune's that never pauses, asked as its controller asks."""
+    """A scheduler of Ray Tune's that never pauses, called as its controller does."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -96,7 +89,7 @@ class OfRay(Scheduler):
         self._inner.on_trial_add(self, self._trials[trial])
 
     def get_live_trials(self) -> list[Any]:
-        """Nobody waits, as far as Ray's scheduler is told."""
+        """Return no trials: Ray's scheduler sees none waiting."""
         return []
 
     def on_result(self, progress: Progress) -> Ruling:
@@ -109,11 +102,11 @@ Played = tuple[float, float]
 """Final accuracy of the cell with the best report, and epochs of all trials together."""
 
 Player = Callable[[Sequence[float], int], Played]
-"""Final accuracies and a seed → what comes of a search."""
+"""Final accuracies and a seed → the result of a search."""
 
 
 def ours(make: Callable[[], Scheduler], final: Sequence[float], seed: int) -> Played:
-    """A search in virtual time."""
+    """Play a search in virtual time."""
     cells, scheduler = Cells(final), make()
     terms = SearchTerms(metric="accuracy", trials=TRIALS, seed=seed, max_t=None if scheduler.max_t else MAX_T)
     core = SearchCore(terms, _space(final), scheduler, RandomSearch())
@@ -124,11 +117,8 @@ def ours(make: Callable[[], Scheduler], final: Sequence[float], seed: int) -> Pl
 
 
 def rays(make: Callable[[], Any], final: Sequence[float], seed: int, *, stops: bool = True) -> Played:
-    """The same with a scheduler of Ray Tune's, on the same cells in the same order.
-
-    Args:
-        stops: whether a trial ends after ``MAX_T`` epochs also where the scheduler does not say so.
-    """
+    """Play the search with a scheduler of Ray Tune's, on the same cells in the same order. ``stops``: a trial ends
+    after ``MAX_T`` epochs even without the scheduler's order."""
     cells, searcher = Cells(final), RandomSearch()
     searcher.begin(_space(final), seed)
     random.seed(seed)
@@ -143,7 +133,7 @@ def _space(final: Sequence[float]) -> Space:
 
 
 def rivals() -> dict[str, dict[str, Player]]:
-    """Ours → who else has a rule of that name, where it is installed."""
+    """Return ours → installed rivals with a rule of that name."""
     found: dict[str, dict[str, Player]] = {name: {} for name in OURS}
     if importlib.util.find_spec("ray") is not None:
         for name, (make, stops) in _of_ray().items():
@@ -155,11 +145,11 @@ def rivals() -> dict[str, dict[str, Player]]:
 
 
 def _of_ray() -> dict[str, tuple[Callable[[], Any], bool]]:
-    """Name → Ray's scheduler, and whether a trial needs to be told when it ends."""
+    """Return name → Ray's scheduler, and whether a trial needs an explicit end."""
     from ray import tune
     from ray.tune import schedulers as of_ray
 
-    logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)  # of a population it says every move
+    logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)  # population-based training logs every move
     told: dict[str, Any] = {"metric": "score", "mode": "max"}
     population = told | {"time_attr": "training_iteration", "perturbation_interval": EVERY, "log_config": False}
     cells = {"cell": tune.randint(0, len(table()))}
@@ -186,7 +176,8 @@ def _of_optuna() -> dict[str, Callable[[], Scheduler]]:
 
 
 def quality(seeds: int, told: Callable[[str], None]) -> dict[str, Any]:
-    """Scheduler → ours and rivals: median, lowest and highest accuracy over the seeds, and the median of the epochs."""
+    """Return scheduler → ours and rivals: median, lowest and highest accuracy over the seeds, and the median of the
+    epochs."""
     final, others = table(), rivals()
     found: dict[str, Any] = {}
     for name, spec in OURS.items():
@@ -209,7 +200,7 @@ def _summed(row: list[Played], own: list[Played]) -> dict[str, float]:
 
 
 def agreement(streams: int) -> dict[str, int] | None:
-    """How many random streams our stopping ASHA decides as Ray's does, event by event; None without Ray."""
+    """Count the random streams on which our stopping ASHA decides as Ray's does, event by event; None without Ray."""
     if importlib.util.find_spec("ray") is None:
         return None
     from ray.tune.schedulers import AsyncHyperBandScheduler
@@ -241,7 +232,7 @@ def _rises(trial: TrialRecord, t: float) -> float:
 
 
 def core_s(trials: int = 10_000) -> float:
-    """Processor time, s, for so many trials through the core; scheduler, searcher and simulated slots included."""
+    """Return processor seconds of ``trials`` through the core; scheduler, searcher and simulated slots included."""
     terms = SearchTerms(metric="x", trials=trials)
     core = SearchCore(terms, Space({"x": uniform(0, 1)}), schedulers.resolve(OURS["asha"]), RandomSearch())
     began_s = time.process_time()

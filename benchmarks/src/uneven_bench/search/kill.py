@@ -1,11 +1,11 @@
-"""``uneven bench search-kill``: searches in which something is killed at a random moment.
+"""``uneven bench search-kill``: searches with a kill at a random moment.
 
-In turn the whole search, the process that trains and one that prepares samples get ``kill -9``. Where the search was
-killed, the same command is given again. Then the trials are compared with those of an undisturbed search: the same
-metrics to the bit, the same training and rulings, and no report twice. Who trains or prepares writes that down beside
-the search, which says whom to kill, and how many epochs were trained more than once: those after the last kept state.
+In turn the whole search, the process that trains and one that prepares samples get ``kill -9``. A killed search is
+started again with the same command. Then the trials are compared with those of an undisturbed search: the same metrics
+to the bit, the same training and rulings, and no report twice. Trainers and preparers log their process ids and epochs
+next to the search: targets for the kill, and the epochs trained more than once, those after the last kept state.
 
-Started as a program, this module is the search in which something is killed.
+As a program, this module is the search that is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCHEDULER = "asha-promote:max_t=9,reduction_factor=3"
 
 
 def go(directory: Path) -> None:
-    """The search."""
+    """Run the search."""
     train, validate = trainings.sets("digits", 300)
     side = train[0][0].shape[-1]
     space = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8), "side": side, "noted_in": str(directory)}
@@ -51,7 +51,7 @@ def go(directory: Path) -> None:
 
 
 def noted(trial: search.Trial) -> None:
-    """The network on the search's data; each epoch is written down before it is trained."""
+    """Train the network on the search's data, and log each epoch before it."""
     torch.manual_seed(trial.seed)
     model, optimizer = trainings.made(trial.params, int(trial["side"]))  # type: ignore[arg-type]
     for epoch, batches in trial.epochs(model, optimizer, batch_size=trainings.BATCH):
@@ -61,7 +61,7 @@ def noted(trial: search.Trial) -> None:
 
 
 def prepared(sample: Sample, folder: Path) -> Sample:
-    """A sample, and who has made it."""
+    """Return a sample, and log the process that has made it."""
     path = folder / "preparers" / str(os.getpid())
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
@@ -75,16 +75,10 @@ def _append(path: Path, line: str) -> None:
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Kill, twenty times; with ``quick``, three times.
-
-    Returns:
-        ``undisturbed_s``, and ``kills``: for each the ``kind``, ``after`` (reports that were there), ``hit`` (whether
-        it was still there to be killed), ``starts``, ``same``, ``reports_twice`` and ``epochs_again``. ``all_same``:
-        how many of them were the same, no report twice, ``of`` those in which something was killed.
-
-    Raises:
-        TrainingError: a search that was not killed failed.
-    """
+    """Kill twenty times; with ``quick``, three times. Result: ``undisturbed_s``, and ``kills``: for each the ``kind``,
+    ``after`` (reports by then), ``hit`` (a process was still there to be killed), ``starts``, ``same``,
+    ``reports_twice`` and ``epochs_again``. ``all_same``: the number of identical ones without a repeated report, ``of``
+    those with a kill. Raises TrainingError: a search that was not killed failed."""
     draw = random.Random(time.time_ns())
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
@@ -114,7 +108,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
 
 
 def _outcome(directory: Path) -> list[tuple[Any, ...]]:
-    """Every report: which trial, at which t, the metric and what was ruled; in order of trial and t."""
+    """Return every report: trial, t, metric and ruling; in order of trial and t."""
     events = read_events(directory)
     return sorted(
         (event["trial"], event["t"], event["metric"], event["move"]) for event in events if event["event"] == "report"
@@ -135,7 +129,7 @@ def _until_it_ends(directory: Path) -> int:
 
 
 def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> tuple[bool, int]:
-    """Kill once so many reports are there, and let it end; whether something was killed, and the starts."""
+    """Kill once after ``after`` reports, and let it end; return whether a process was killed, and the starts."""
     with _start(directory) as child:
         path = directory / EVENTS
         while child.poll() is None and (not path.exists() or path.read_text().count('"report"') < after):
@@ -154,7 +148,7 @@ def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> t
 
 
 def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random.Random) -> bool:
-    """Kill one of this kind that is still there; whether one was."""
+    """Kill a remaining process of this kind, and return whether there was one."""
     if kind == "search":
         there = [child] if family else []
     elif kind == "worker":
@@ -169,7 +163,6 @@ def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """What was measured, for a terminal."""
     title = f"{found['all_same']} of {found['of']} searches ended as the undisturbed one, none trained twice"
     columns = ("kind", "after", "hit", "starts", "same", "reports_twice", "epochs_again")
     table = Table(*(name.replace("_", " ") for name in columns), title=title, box=SIMPLE_HEAD)
@@ -179,6 +172,6 @@ def tables(found: dict[str, Any]) -> list[Table]:
 
 
 if __name__ == "__main__":
-    from uneven_bench.search import kill  # by its own name, under which other processes import what it trains
+    from uneven_bench.search import kill  # by its module name, under which other processes import the trainable
 
     kill.go(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
-"""Ray Tune's schedulers in virtual time: what its controller tells them, in its order, and what it does at their word.
+"""Ray Tune's schedulers in virtual time: the calls of its controller in its order, and their effects.
 
-It has no processes and no files; a checkpoint is how far a trial was trained. The schedulers are Ray's own objects.
+It has no processes and no files; a checkpoint is the training so far. The schedulers are Ray's own objects.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from typing import Any
 
 
 class RayTrial:
-    """What a scheduler of Ray's touches of a trial.
-
-    Attributes:
-        status: Ray's word for it.
-        t: how much it has been trained.
-    """
+    """The part of a trial that Ray's schedulers use. ``status``: Ray's word for it; ``t``: its training so far."""
 
     is_saving = False
 
@@ -34,29 +29,24 @@ class RayTrial:
 
     @property
     def checkpoint(self) -> Any:
-        """Where it would go on."""
+        """The point from which it would continue."""
         kept = self.run_metadata.checkpoint_manager._latest_checkpoint_result
         return kept.checkpoint if kept is not None else None
 
     def is_finished(self) -> bool:
-        """Whether it will not run again."""
+        """Return whether it will not run again."""
         return self.status == "TERMINATED"
 
     def set_config(self, config: dict[str, Any]) -> None:
-        """It has other settings from now on."""
         self.config = config
 
     def set_experiment_tag(self, tag: str) -> None:
-        """A name; nobody asks for it."""
+        """Ignore the name, which is not used."""
 
 
 class RayController:
-    """See the module.
-
-    Args:
-        scheduler: of Ray's.
-        settings: of the trials, in order; all are known at the beginning, as with Ray's own searcher.
-    """
+    """A stand-in for Ray's controller, with one of Ray's schedulers. The ``settings`` of all trials are known in
+    advance and in order, as with Ray's own searcher."""
 
     search_alg = None
 
@@ -67,15 +57,12 @@ class RayController:
             scheduler.on_trial_add(self, trial)
 
     def get_trials(self) -> list[RayTrial]:
-        """All."""
         return self._trials
 
     def get_live_trials(self) -> list[RayTrial]:
-        """Those that have not ended."""
         return [trial for trial in self._trials if not trial.is_finished()]
 
     def pause_trial(self, trial: RayTrial, should_checkpoint: bool = True) -> None:
-        """It makes room."""
         trial.status = "PAUSED"
         if should_checkpoint:
             trial.run_metadata.checkpoint_manager._latest_checkpoint_result = SimpleNamespace(
@@ -83,7 +70,6 @@ class RayController:
             )
 
     def stop_trial(self, trial: RayTrial) -> None:
-        """It ends."""
         if trial.is_finished():
             return
         if trial.status == "RUNNING":
@@ -96,12 +82,8 @@ class RayController:
         return SimpleNamespace(t=trial.t)
 
     def play(self, curve: Callable[[dict[str, Any], int], float], slots: int, max_t: int | None) -> float:
-        """Play the search to its end; how much all trials were trained.
-
-        Args:
-            curve: settings and training → score.
-            max_t: Ray's criterion ``stop``, None without one.
-        """
+        """Play the search to its end, and return the training of all trials. ``curve``: settings and training → score;
+        ``max_t``: Ray's criterion ``stop``, None without one."""
         units, now_s = 0, 0.0
         queue: list[tuple[float, int]] = []
         while True:
@@ -117,7 +99,7 @@ class RayController:
                 heapq.heappush(queue, (now_s + 1, number))
 
     def _reports(self, trial: RayTrial, curve: Callable[[dict[str, Any], int], float], max_t: int | None) -> bool:
-        """It is trained a little more; whether it goes on."""
+        """Train it a little more, and return whether it continues."""
         trial.t += 1
         result = trial.last_result = {"training_iteration": trial.t, "score": curve(trial.config, trial.t)}
         if max_t is not None and trial.t >= max_t:

@@ -26,24 +26,18 @@ SLOTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PlayedSearch:
-    """A search of real trainings.
+    """A search of real trainings."""
 
-    Attributes:
-        reports: of all trials: when, in seconds since the search began, and the accuracy.
-        prepared_s: processor time for preparing samples.
-    """
-
-    reports: list[tuple[float, float]]
+    reports: list[tuple[float, float]]  # of all trials: seconds since the search began, and the accuracy
     end_s: float
-    prepared_s: float
+    prepared_s: float  # processor time for preparing samples
 
     @property
     def best(self) -> float:
-        """The best accuracy."""
         return max(accuracy for _, accuracy in self.reports)
 
     def figures(self, target: float) -> dict[str, float]:
-        """As JSON has it, with the time until a trial reported the target."""
+        """Return the figures for JSON, with the time until a trial reported the target."""
         return {
             "target_s": min(at_s for at_s, accuracy in self.reports if accuracy >= target), "end_s": self.end_s,
             "best": self.best, "prepared_s": self.prepared_s, "epochs": len(self.reports),
@@ -51,13 +45,12 @@ class PlayedSearch:
 
 
 def installed(package: str) -> bool:
-    """Whether it is there."""
     return importlib.util.find_spec(package) is not None
 
 
 @contextlib.contextmanager
 def ray() -> Iterator[None]:
-    """A cluster of its own on this machine."""
+    """Start a separate Ray cluster on this machine."""
     import ray as it
 
     it.init("local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -82,7 +75,7 @@ def _fit(trainable: Any, space: dict[str, Any], scheduler: Any = None, samples: 
 
 
 def ray_trivial(trials: int) -> float:
-    """Seconds of a search of trivial trials in Ray Tune; the cluster runs already."""
+    """Return seconds of a search of trivial trials in Ray Tune, on a running cluster."""
     from ray import tune
 
     began_s = time.perf_counter()
@@ -99,12 +92,8 @@ def _report_once(config: dict[str, Any]) -> None:
 def ray_pictures(
     settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int, train: Callable[..., Any]
 ) -> PlayedSearch:
-    """The search with Ray's scheduler.
-
-    Args:
-        settings: of the trials.
-        train: called with the settings, the trial's seed, a reader of its own, and what reports.
-    """
+    """Run the search with Ray's scheduler. ``settings``: of the trials; ``train``: called with the settings, the
+    trial's seed, a reader, and a reporter."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -134,14 +123,14 @@ def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[st
 
 
 def optuna_trivial(trials: int) -> float:
-    """Seconds of a search of trivial trials: Optuna asks and tells, a pool of processes trains."""
+    """Return seconds of a search of trivial trials: Optuna asks and tells, a pool of processes trains."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(0))
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(SLOTS, mp_context=context) as pool:
-        list(pool.map(float, range(SLOTS)))  # they run before the clock does
+        list(pool.map(float, range(SLOTS)))  # start the processes before the clock
         began_s = time.perf_counter()
         open_: dict[Future[float], Any] = {}
         begun = 0
@@ -157,7 +146,7 @@ def optuna_trivial(trials: int) -> float:
 
 
 def syne_trivial(trials: int) -> float:
-    """Seconds of a search of trivial trials in Syne Tune, on its backend for this machine; it looks every 0.1 s."""
+    """Return seconds of a search of trivial trials in Syne Tune, on its local backend, which polls every 0.1 s."""
     from syne_tune import StoppingCriterion, Tuner
     from syne_tune.backend import LocalBackend
     from syne_tune.config_space import uniform
@@ -167,7 +156,7 @@ def syne_trivial(trials: int) -> float:
     script = Path(__file__).resolve().with_name("syne_trial.py")
     with (
         tempfile.TemporaryDirectory(prefix="uneven-search-") as folder,
-        contextlib.chdir(folder),  # it leaves a file where it is started
+        contextlib.chdir(folder),  # it writes a file into the working directory
         contextlib.redirect_stdout(sys.stderr),
     ):
         os.environ["SYNETUNE_FOLDER"] = folder  # else it writes into the home directory

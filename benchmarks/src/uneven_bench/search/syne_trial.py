@@ -1,4 +1,4 @@
-"""A trivial trial of Syne Tune's, which starts this file as a program for each."""
+"""A trivial trial for Syne Tune, which starts this file as a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained: nothing, for the overhead; a network on augmented pictures; a slot that rests in between."""
+"""The trainings: nothing, for the overhead; a network on augmented pictures; a slot that rests in between."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ SAMPLE_S = 0.0005
 
 
 def trivial(trial: Trial) -> None:
-    """One report."""
     trial.report(score=float(trial["x"]))  # type: ignore[arg-type]
 
 
 def made(params: Params, side: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A convolutional network and its optimizer."""
     width = int(params["width"])  # type: ignore[arg-type]
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
@@ -36,13 +34,12 @@ def made(params: Params, side: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def sets(data: str, samples: int) -> tuple[Subset[Any], Subset[Any]]:
-    """So many pictures to train on, and half as many to judge by."""
+    """Return pictures to train on, and half as many to test."""
     found = images(data)
     return Subset(found.train, range(samples)), Subset(found.test, range(min(len(found.test), samples // 2)))
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
-    """An epoch."""
     model.train()
     for x, y in batches:
         F.cross_entropy(model(x.clone()), y).backward()
@@ -52,14 +49,14 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> N
 
 @torch.no_grad()
 def accuracy(model: nn.Module, batches: Any) -> float:
-    """Share of the pictures that are told right."""
+    """Return the share of the pictures with the right class."""
     model.eval()
     right = [(model(x).argmax(1) == y).float() for x, y in batches]
     return float(torch.cat(right).mean())
 
 
 def pictures(trial: Trial) -> None:
-    """The network on the search's data."""
+    """Train the network on the search's data."""
     torch.manual_seed(trial.seed)
     model, optimizer = made(trial.params, int(trial["side"]))  # type: ignore[arg-type]
     for _, batches in trial.epochs(model, optimizer, batch_size=BATCH):
@@ -68,7 +65,7 @@ def pictures(trial: Trial) -> None:
 
 
 def throttled(trial: Trial) -> None:
-    """Units of computing, after each of which the slot rests, so that it has its share of a core."""
+    """Compute in units with pauses, so that the slot has its share of a core."""
     for step in trial.steps():
         busy_s = UNIT_S * float(trial["cost"])  # type: ignore[arg-type]
         until_s = time.process_time() + busy_s
@@ -79,7 +76,7 @@ def throttled(trial: Trial) -> None:
 
 
 class SineSamples:
-    """Samples of noise and what a linear model is to make of them."""
+    """Samples of noise with targets for a linear model."""
 
     def __len__(self) -> int:
         return 512
@@ -90,7 +87,7 @@ class SineSamples:
 
 
 def divided(trial: Trial) -> None:
-    """A model that several slots may train together; each rests for its part of a batch as its share has it."""
+    """Train a model that several slots may train together; each pauses for its part of a batch by its share."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _, batches in trial.epochs(model, optimizer, batch_size=64):

@@ -1,7 +1,6 @@
-"""``uneven bench server``: the parameter server of the parameters, on the loopback of this machine.
+"""``uneven bench server``: the parameter server on the loopback of this machine.
 
-Speed against a plain ZeroMQ copy, 64 workers against four shards for minutes, shards that are killed in mid-run, and
-malformed messages.
+Speed against a plain ZeroMQ copy, 64 workers against four shards for minutes, killed shards, and malformed messages.
 """
 
 from __future__ import annotations
@@ -26,13 +25,9 @@ BAR_OF_PLAIN = 0.5
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Measure all four.
-
-    Returns:
-        ``copy`` (:func:`uneven_bench.server.copy.compare`), ``crowd`` (:func:`uneven_bench.server.crowd.endure`),
-        ``restart`` (:func:`uneven_bench.server.restart.compare`), ``fuzz`` (``messages``, ``refused`` by reason,
-        ``seconds``) and ``bar_of_plain``.
-    """
+    """Measure all four. Result: ``copy`` (:func:`uneven_bench.server.copy.compare`), ``crowd``
+    (:func:`uneven_bench.server.crowd.endure`), ``restart`` (:func:`uneven_bench.server.restart.compare`), ``fuzz``
+    (``messages``, ``refused`` by reason, ``seconds``) and ``bar_of_plain``."""
     messages = 50_000 if quick else 1_000_000
 
     def say(phase: str) -> Callable[[str, float], None]:
@@ -59,7 +54,6 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     return [_copy(result), _crowd(result["crowd"]), _restart(result["restart"]), _fuzz(result["fuzz"])]
 
 

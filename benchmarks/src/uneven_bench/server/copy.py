@@ -33,12 +33,9 @@ Say = Callable[[str, float], None]
 
 
 def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
-    """Measure all four in turn, ``rounds`` times.
-
-    Returns:
-        ``seconds`` (name → median), ``of`` (ours → plain copy → [median, lower, upper quartile] of its time divided by
-        ours, by round: 1 is as fast, 0.5 half as fast), ``bytes`` each way.
-    """
+    """Measure all four in turn, ``rounds`` times. Result: ``seconds`` (name → median), ``of`` (ours → plain copy →
+    [median, lower, upper quartile] of its time divided by ours, by round: 1 is as fast, 0.5 half as fast), ``bytes``
+    each way."""
     for name in ("echo", "far", "near"):
         make_keys(directory / name)
     place = directory / "echo"
@@ -57,7 +54,7 @@ def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
                 for name, way in ways.items():
                     began_s = time.perf_counter()
                     way()
-                    if number >= WARM:  # memory is fresh in the first ones
+                    if number >= WARM:  # the first rounds touch new memory
                         times[name].append(time.perf_counter() - began_s)
     return {
         "bytes": BYTES,
@@ -91,14 +88,14 @@ class Pusher:
         self._client.close()
 
     def both(self) -> None:
-        """A push and a pull, from tensors to tensors."""
+        """Push and pull, from tensors to tensors."""
         self._client.push(self._step, self._arrays, scale=1e-3)
         self._client.pull().into(self._arrays)
         self._step += 1
 
 
 class Echo:
-    """A process that sends back what it gets, and a socket to it."""
+    """A process that returns its messages, and a socket to it."""
 
     def __init__(self, directory: Path, pieces: int, secret: bool) -> None:
         self._directory = directory
@@ -123,7 +120,6 @@ class Echo:
         self._process.kill()
 
     def copy(self) -> None:
-        """There and back."""
         self._socket.send_multipart([b"", *(self._data.data for _ in range(self._pieces))], copy=False)
         assert len(self._socket.recv_multipart(copy=False)) == self._pieces + 1
 

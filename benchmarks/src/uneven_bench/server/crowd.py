@@ -1,4 +1,4 @@
-"""Many workers against a few shards for minutes: does anything grow, and does every update arrive once?"""
+"""Many workers against a few shards for minutes: checks for growth, and for lost or repeated updates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from uneven_bench.server.parts import ended, python, wait_for
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
 ELEMENTS = 16_384
 PACE_S = 0.1
-"""Between two steps of a worker."""
+"""Seconds between two steps of a worker."""
 
 LEAD = 5
 SAMPLES = 50
 WATCHED = 0.9
-"""Part of the time in which they are taken."""
+"""The part of the time with measurements."""
 
 PARTS = 10
 """Parts of that time; use is reported for each."""
@@ -38,12 +38,9 @@ Say = Callable[[str, float], None]
 
 
 def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
-    """Let 64 workers, as threads of four processes, push to four shards and pull from them.
-
-    Returns:
-        ``seconds``, ``steps`` (of all workers), ``lost`` (updates that are not in the copy at the end), and for shards
-        and workers each of ``WHAT`` over time: medians over the tenths of it, the first of which is starting up.
-    """
+    """Let 64 workers, as threads of four processes, push to four shards and pull from them. Result: ``seconds``,
+    ``steps`` (of all workers), ``lost`` (updates missing in the copy at the end), and for shards and workers each of
+    ``WHAT`` over time: medians over its tenths, the first of which is the start."""
     make_keys(directory)
     shards = [shard_process(directory, shard, WORKERS) for shard in range(SHARDS)]
     each = WORKERS // PROCESSES
@@ -57,7 +54,7 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
         seen: dict[str, list[tuple[int, int, int]]] = {name: [] for name in groups}
         for number in range(SAMPLES):
             say(f"{WORKERS} workers", number / SAMPLES)
-            time.sleep(WATCHED * seconds / SAMPLES)  # the workers are still at work at the last one
+            time.sleep(WATCHED * seconds / SAMPLES)  # the workers still run at the last one
             for name, pids in groups.items():
                 seen[name].append(_use(pids))
         left_s = (1 - WATCHED) * seconds
@@ -106,7 +103,7 @@ def main() -> None:
             client.push_pull(steps[place], one, clock=max(0, steps[place] - LEAD)).into(mine)
             steps[place] += 1
             time.sleep(PACE_S * rng.uniform(0.5, 1.5))
-        client.leave()  # the others wait for its clock no longer
+        client.leave()  # the others must not wait for its clock
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(count)]
     for thread in threads:

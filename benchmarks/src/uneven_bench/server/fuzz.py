@@ -1,4 +1,4 @@
-"""Malformed messages without end, thrown at a shard that serves. Pure, and the same for the same seed."""
+"""Malformed messages without end, sent to a serving shard. Pure, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,8 @@ _UP = (Kind.HELLO, Kind.OFFER, Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.GRADIEN
 
 
 def fuzz(messages: int, seed: int) -> Counter[str]:
-    """Throw that many at a shard.
-
-    Returns:
-        Refusals by reason.
-
-    Raises:
-        AssertionError: one was taken, or has changed something.
-    """
+    """Send ``messages`` to a shard, and count refusals by reason. Raises AssertionError: one was taken, or has changed
+    something."""
     shard = served()
     vector, version, clock = shard.vector, shard.version, shard.least_clock
     before = Counter(shard.counts)
@@ -43,7 +37,7 @@ def fuzz(messages: int, seed: int) -> Counter[str]:
 
 
 def served() -> Shard:
-    """A shard that serves four members, with clocks at 0."""
+    """Return a shard that serves four members, with clocks at 0."""
     shard = Shard(_LIFE, range(_MEMBERS))
     for rank in range(_MEMBERS):
         hello = Message(kind=Kind.HELLO, rank=rank, table=_TABLE, elements=6)
@@ -54,7 +48,7 @@ def served() -> Shard:
 
 
 def malformed(seed: int, messages: int) -> Iterator[list[bytes]]:
-    """Frames that no shard may take: good messages, each with one thing wrong that nothing else makes good."""
+    """Yield frames that a shard must refuse: good messages, each with a single error."""
     rng = random.Random(seed)
     for _ in range(messages):
         yield rng.choice(_WAYS)(rng)
@@ -157,7 +151,7 @@ _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     *(_noise, _cut, _frames, _magic, _numbers, _twice, _entries, _unasked),
     _patch(4, "<H", lambda rng: rng.randint(2, 65535)),  # version
     _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(16, 32), rng.randint(48, 255)))),  # no kind
-    _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44, 45))),  # what only shards say
+    _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44, 45))),  # messages that only shards send
     _patch(7, "<B", lambda rng: rng.randint(2, 255)),  # kind of numbers
     _patch(16, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # members announced
     _patch(20, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # padding

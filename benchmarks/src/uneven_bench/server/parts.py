@@ -14,7 +14,6 @@ from uneven.runtime.jobs.processes import import_path
 
 
 def python(module: str, *arguments: str) -> Command:
-    """A Python process that runs a module."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment = {**os.environ, **one_thread, "PYTHONPATH": import_path()}
     return Command(module, [sys.executable, "-P", "-m", module, *arguments], env=environment)
@@ -31,11 +30,7 @@ def ended(processes: Sequence[Command]) -> Iterator[None]:
 
 
 def wait_for(done: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Wait until something is done.
-
-    Raises:
-        LaunchError: it takes longer than ``limit_s``.
-    """
+    """Wait until ``done()``. Raises LaunchError: it takes longer than ``limit_s``."""
     end_s = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""Shards that are killed while workers train through them: is an update lost, and what is learnt in the end?"""
+"""Shards killed while workers train through them: lost updates, and the final accuracy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ Floats = npt.NDArray[np.float32]
 
 
 def compare(steps: int, kills: int, data: str, say: Say, directory: Path) -> dict[str, Any]:
-    """Train twice under SSP, with and without ``kills`` (SIGKILL, then a new process with nothing in it).
+    """Train twice under SSP, with and without ``kills`` (SIGKILL, then a new, empty process).
 
     The model is a linear one with softmax, so that a worker is a thread with numpy and the shards are the heavier part.
 
-    Returns:
-        ``kills``, ``steps`` of each worker, ``unaccounted`` (the greatest difference between the copy at the end and
-        the start plus all movements that were pushed; rounding alone gives about 1e-6), ``accuracy`` and
-        ``accuracy_undisturbed`` on held-out samples.
+    Result: ``kills``, ``steps`` of each worker, ``unaccounted`` (the greatest difference between the final copy and the
+    start plus all pushed movements; rounding gives about 1e-6), ``accuracy`` and ``accuracy_undisturbed`` on held-out
+    samples.
     """
     say("undisturbed", 0.0)
     calm = train(steps, 0, data, directory / "calm")
@@ -49,7 +48,7 @@ def compare(steps: int, kills: int, data: str, say: Say, directory: Path) -> dic
 
 
 def train(steps: int, kills: int, data: str, directory: Path) -> tuple[float, float]:
-    """Accuracy on held-out samples, and the greatest movement that is unaccounted for."""
+    """Return the accuracy on held-out samples, and the greatest movement that is unaccounted for."""
     make_keys(directory)
     found = images(data)
     x, y = _flat(found.train), np.asarray(found.train.tensors[1])

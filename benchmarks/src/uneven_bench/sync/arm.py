@@ -1,4 +1,5 @@
-"""What every arm of ``uneven bench sync`` does: a model of its own is trained step by step, for so long or so often."""
+"""The base of the arms of ``uneven bench sync``: a model is trained step by step, for a time or for a number of steps.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +29,23 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingStretch:
-    """What one worker did in a stretch of training.
+    """One worker's stretch of training."""
 
-    Attributes:
-        seconds: by its own clock, until it had taken its last step.
-        sent_bytes: that left its interface until all were through.
-    """
-
-    seconds: float
+    seconds: float  # by its own clock, to its last step
     steps: int
     samples: int
-    sent_bytes: int
+    sent_bytes: int  # through its interface, until all workers had finished
 
     @classmethod
     def of(cls, turns: Sequence[TrainingStretch]) -> TrainingStretch:
-        """Several stretches, taken for one."""
+        """Return several stretches as one."""
         columns = zip(*map(astuple, turns), strict=True)
         return cls(*(sum(column) for column in columns))
 
 
 class SyncArm(ABC):
-    """One way to train ``model``.
-
-    Attributes:
-        own_pace: whether nobody waits for anybody, so that each worker may stop when it likes.
-        every: steps after which what is exchanged begins anew.
-    """
+    """One way to train ``model``. ``own_pace``: no worker waits, so each may stop at any time; ``every``: period of the
+    exchanges in steps."""
 
     own_pace = False
     every = 1
@@ -61,13 +53,13 @@ class SyncArm(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-        self.net: nn.Module = model  # what is called in a step
+        self.net: nn.Module = model  # the model of a step
         self.batches: Batches
         self._hand: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rng = np.random.default_rng()
 
     def _step(self) -> int:
-        """On the batch in hand; how many samples it took."""
+        """Take a step on the current batch, and return the number of its samples."""
         assert self._hand is not None
         x, y = self._hand
         F.cross_entropy(self.net(x), y).backward()
@@ -76,16 +68,13 @@ class SyncArm(ABC):
         return len(y)
 
     def _fetch(self) -> None:
-        """Ask for the next batch, before which what is due after a step is done."""
+        """Fetch the next batch, after the work that is due after a step."""
         self._hand = next(self.batches)
 
     def train(self, *, seconds: float, steps: int, through: bool = False) -> TrainingStretch:
-        """A stretch of training: for so long at one's own pace, else for so many steps. All begin together.
-
-        Args:
-            through: go on until nothing is exchanged any more, and leave the loop then: what comes until the next
-                stretch is another arm's, and must not pay for this one's exchange, nor be taken for a step of it.
-        """
+        """Train for ``seconds`` at own pace, else for ``steps`` steps. All begin together. ``through``: continue to the
+        end of all exchanges, and leave the loop then, so that the next arm neither pays for an exchange nor counts as a
+        step."""
         held = fillers(self._rng)
         dist.barrier()
         if self._hand is None:
@@ -110,29 +99,29 @@ class SyncArm(ABC):
         return time.perf_counter() < until_s if self.own_pace else missing > 0
 
     def exchanging(self) -> bool:
-        """Whether something is exchanged beside the training."""
+        """Return whether an exchange runs in the background."""
         return False
 
     def leave(self) -> None:  # noqa: B027 - of most arms' loops nobody takes the time
-        """Leave the loop, where that makes a difference."""
+        """Leave the loop, if that makes a difference."""
 
     @abstractmethod
     def counted(self) -> AbstractContextManager[Any]:
-        """Inside, ``model`` is the one to evaluate. Every worker enters it."""
+        """Make ``model`` the one to evaluate, inside. Every worker enters it."""
 
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
-        """Let go of what the arm opened."""
+        """Close the arm."""
 
 
 def own_address() -> str:
-    """The address of this worker, as the others see it."""
+    """Return the address of this worker, as the others see it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        line.connect((discover().meeting, 1))  # which sends nothing
+        line.connect((discover().meeting, 1))  # a UDP connect chooses an address, and sends nothing
         return str(line.getsockname()[0])
 
 
 def sent_bytes() -> int:
-    """Bytes that have left this node's interface; 0 where it has no interface of its own."""
+    """Return the bytes that have left this node's interface; 0 if it has no separate interface."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == INTERFACE:

@@ -1,7 +1,7 @@
-"""The arms of ``uneven bench sync``: each trains its own copy of the model, step by step, and knows which model counts.
+"""The arms of ``uneven bench sync``: each trains its own copy of the model step by step.
 
-An arm in which nobody waits for anybody trains for so many seconds, each worker by its own clock; the others take so
-many steps together. Bytes are those that leave a worker's interface, whatever sent them.
+An arm without waiting trains for a number of seconds, each worker by its own clock; the others take their steps
+together. Bytes are all those that leave a worker's interface.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uneven_bench.workloads.base import whole
 
 
 class Images(Dataset[Any]):
-    """A data set whose batches are fetched at once."""
+    """A data set that returns whole batches."""
 
     def __init__(self, data: TensorDataset) -> None:
         self._tensors = data.tensors
@@ -39,12 +39,12 @@ class Images(Dataset[Any]):
         return tuple(tensor[place] for tensor in self._tensors)
 
     def __getitems__(self, places: list[int]) -> tuple[torch.Tensor, ...]:
-        """What torch's loader asks for if it is there."""
+        """Return a batch for torch's loader: images (n, …) and labels (n,)."""
         return tuple(tensor[places] for tensor in self._tensors)
 
 
 class EvenSampler(Sampler[list[int]]):
-    """This rank's equal part of every global batch, epoch after epoch, in the order that a session's loader has."""
+    """This rank's equal part of every global batch, epoch after epoch, in a session loader's order."""
 
     def __init__(self, length: int, batch: int, rank: int, workers: int, seed: int = 0) -> None:
         self._length = length
@@ -64,10 +64,7 @@ class EvenSampler(Sampler[list[int]]):
 
 
 def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
-    """Two hidden layers and about a million parameters, 4 MB; the same weights on every call with one seed.
-
-    Args:
-        inputs: numbers of an image.
+    """Return two hidden layers and about a million parameters, 4 MB, with the same weights on every call with one seed.
     """
     torch.manual_seed(seed)
     first = 960
@@ -79,7 +76,7 @@ def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
 
 
 class NoExchange(SyncArm):
-    """Exchanges nothing at all."""
+    """An arm without any exchange."""
 
     own_pace = True
 
@@ -88,15 +85,13 @@ class NoExchange(SyncArm):
         self.batches = iter(loader_of(data, batch, seed))
 
     def counted(self) -> AbstractContextManager[Any]:
-        """Each has a model of its own; rank 0's is looked at."""
+        """Evaluate rank 0's model, as each worker has its own."""
         return nullcontext()
 
 
 class Bare(NoExchange):
-    """Beside it gloo sums up as many zeros as the model has parameters, back to back, of which nothing is used.
-
-    So much is what any exchange beside the training costs at least, where it is made of gloo's all-reduces.
-    """
+    """An arm next to which gloo sums zeros, as many as the model's parameters, without pause: the least cost of any
+    background exchange with gloo's all-reduces."""
 
     def __init__(self, model: nn.Module, data: TensorDataset, batch: int, seed: int) -> None:
         super().__init__(model, data, batch, seed)
@@ -105,7 +100,7 @@ class Bare(NoExchange):
         self._shadow: ShadowThread[int] = ShadowThread(self._meet)
 
     def _fetch(self) -> None:
-        """If nothing is under way then, a sum is begun."""
+        """Begin a sum, if none is under way."""
         super()._fetch()
         if self._shadow.idle:
             self._shadow.offer(0)
@@ -117,12 +112,10 @@ class Bare(NoExchange):
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """As of one who exchanges nothing; no sum is under way."""
         self._shadow.rest(0)
         yield
 
     def close(self) -> None:
-        """End the thread."""
         self._shadow.rest(0)
         self._shadow.close()
 
@@ -149,32 +142,24 @@ class Ours(SyncArm):
         self.batches = self._epochs
 
     def exchanging(self) -> bool:
-        """As the session says."""
         return self.session.exchanging
 
     def leave(self) -> None:
-        """The last step is over, and nothing is taken for one until the next batch is asked for, of a new epoch."""
+        """End the last step, so that the time before the next batch, of a new epoch, does not count as one."""
         self._epochs.close()
         self._begin()
 
     def counted(self) -> AbstractContextManager[Any]:
-        """What the policy says is the one."""
+        """Evaluate the policy's model."""
         return self.session.evaluated()
 
     def close(self) -> None:
-        """Leave the loop, then the others."""
         self.session.close()
 
 
 def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: Path, seed: int = 0) -> SyncArm:
-    """An arm from its text: ``none``, ``ddp:hook=fp16``, ``post-local:every=8``, or ``BALANCER POLICY`` for ours.
-
-    Args:
-        seed: of the order of the samples.
-
-    Raises:
-        ConfigError: what the text names is refused.
-    """
+    """Make an arm from its text: ``none``, ``ddp:hook=fp16``, ``post-local:every=8``, or ``BALANCER POLICY`` for ours.
+    ``seed``: of the order of the samples. Raises ConfigError: an unknown name."""
     balance, _, sync = who.partition(" ")
     if sync:
         return Ours(model, data, batch, seed, balance=balance, sync=sync, journal=journal)
@@ -184,14 +169,14 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
     batches, every = loader_of(data, batch, seed), options.get("every", 1)
     assert isinstance(every, int)
     if name.startswith(TORCHFT):
-        from uneven_bench.sync.torchft_arms import TorchFT  # late: it may not be installed
+        from uneven_bench.sync.torchft_arms import TorchFT  # here, as it may not be installed
 
         return TorchFT(model, batches, name.removeprefix(TORCHFT), every)
     if name == HIVEMIND:
         from uneven_bench.sync.hivemind_arms import Hivemind
 
         return Hivemind(model, batches, every)
-    from uneven_bench.sync.stock_arms import PostLocal, Stock  # late: torch's optimizers complain when imported
+    from uneven_bench.sync.stock_arms import PostLocal, Stock  # here, as torch's optimizers warn at their import
 
     if name == "ddp":
         return Stock(model, batches, str(options.get("hook", "none")))
@@ -200,7 +185,7 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
 
 
 def loader_of(data: TensorDataset, batch: int, seed: int) -> DataLoader[Any]:
-    """Torch's own, for arms without a session."""
+    """Return torch's loader, for arms without a session."""
     sampler = EvenSampler(len(data), batch, dist.get_rank(), dist.get_world_size(), seed)
     return DataLoader(Images(data), batch_sampler=sampler, collate_fn=whole)
 

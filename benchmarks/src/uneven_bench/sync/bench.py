@@ -1,8 +1,8 @@
-"""``uneven bench sync``: what does it gain, and cost, that replicas agree less often, with fewer, or in the background?
+"""``uneven bench sync``: gain and cost of less frequent, partial or background agreement of replicas.
 
-In every case real workers with shares of a core, in network namespaces with token buckets, train the same model in
-every way that is compared, stretch by stretch in turns and in the same processes. The yardstick is the same loop with
-no exchange at all. Root's alone, for links are limited and bytes counted where they leave a worker's interface.
+In every case real workers with shares of a core, in network namespaces with token buckets, train the same model with
+each method, stretch by stretch in turns and in the same processes. The yardstick is the same loop without exchange. It
+needs root, to limit links and to count bytes at a worker's interface.
 """
 
 from __future__ import annotations
@@ -35,20 +35,9 @@ _WORKER = "uneven_bench.sync.worker"
 
 
 def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
-    """Play the cases, one after the other.
-
-    Args:
-        quick_form: two cases with fewer arms; or ``case`` in a shorter form.
-        case: this one alone.
-
-    Returns:
-        What ``--json`` prints; ``docs/measurements/sync.md`` explains every key.
-
-    Raises:
-        ConfigError: links cannot be limited here.
-        UnknownNameError: no such case.
-        LaunchError: a worker died.
-    """
+    """Play the cases in order. ``quick_form``: two cases with fewer arms; or ``case`` in a shorter form. The result is
+    the object that ``--json`` prints; ``docs/measurements/sync.md`` explains every key. Raises ConfigError: links
+    cannot be limited here. UnknownNameError: no such case. LaunchError: a worker died."""
     known = (quick() if case is None else short()) if quick_form else cases()
     if case is not None and case not in known:
         raise UnknownNameError("case", case, known)
@@ -77,7 +66,7 @@ def _play(directory: Path, case: SyncCase, data: str, progress: Progress) -> dic
 
 
 def _able(case: SyncCase) -> tuple[dict[str, str], dict[str, str]]:
-    """The arms that can take part, and why others cannot."""
+    """Return the arms that can take part, and the reasons why others cannot."""
     arms, left_out = {}, {}
     for name, who in case.arms.items():
         if " " in who:
@@ -93,7 +82,7 @@ def _able(case: SyncCase) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _gap(run_directory: Path) -> float | None:
-    """The sync gap: mean over the workers of the mean steps from one exchange to the next; None without exchanges."""
+    """Return the sync gap: mean over the workers of the mean steps between exchanges; None without exchanges."""
     if not rank_paths(run_directory):
         return None
     gaps = []

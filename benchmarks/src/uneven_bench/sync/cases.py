@@ -1,4 +1,4 @@
-"""The cases of ``uneven bench sync``: which workers on which links, and who takes part."""
+"""The cases of ``uneven bench sync``: workers, links and arms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ YARDSTICK = "unsynchronised"
 """The arm that exchanges nothing: what the same workers reach at best."""
 
 AGAIN = "unsynchronised-again"
-"""The same once more, made after all others but the twins: where in memory an arm lies is worth a per cent or two.
+"""The yardstick once more, made after all others but the twins: an arm's place in memory is worth a per cent or two.
 Shares are of the mean of both."""
 
 BARE = "bare"
-"""The arm beside which gloo sums up as many bytes, back to back, of which nothing is used: what no shadow can beat."""
+"""The arm next to which gloo sums as many bytes, back to back, without use: the limit of a shadow."""
 
 DDP = "ddp"
 SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
@@ -27,100 +27,79 @@ GAUGE = "shadow:ma"
 """The arm whose bytes set the twins' rate."""
 
 TORCHFT = "torchft-"
-"""What the text of torchft's arms begins with."""
+"""The first word of the text of torchft's arms."""
 
 HIVEMIND = "hivemind"
-"""What the text of hivemind's arm begins with."""
+"""The first word of the text of hivemind's arm."""
 
 
 def package_of(who: str) -> str | None:
-    """The package that an arm is a rival's of, which may not be installed; None of all others."""
+    """Return the package of a rival's arm, which may not be installed; None for all others."""
     return next((one.rstrip("-") for one in (TORCHFT, HIVEMIND) if who.startswith(one)), None)
 
 
 SEEDS = 3
-"""With which shadows and twins are compared where only that is played."""
+"""Seeds of the comparison of shadows and twins, in its own case."""
 
 EVERY = "{every}"
-"""Stands in an arm's text for the steps between two exchanges that cost as many bytes as the gauge does."""
+"""A placeholder in an arm's text: steps between two exchanges for as many bytes as the gauge's."""
 
 NETS = {"fast": math.inf, "100mbit": 100.0, "20mbit": 20.0}
 SIZES = (2, 4, 8)
 CORES = 1.6
-"""That all workers together have; the machine is to have two."""
+"""Cores of all workers together; the machine should have two."""
 
 SLOW = 4
-"""How many times slower the straggler is."""
+"""The factor of the straggler."""
 
 BATCH = 64
 """Samples of each worker in a step."""
 
 _WARM_UP_STEPS = 500
-"""In which block momentum carries nothing on, as many as fairseq's warm-up has."""
+"""Steps without block momentum, as many as fairseq's warm-up has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncCase:
-    """One comparison.
-
-    Attributes:
-        shares: of a core, one for each worker.
-        mbit_per_s: of each worker's link, both ways; infinite: what the machine has.
-        arms: name → who; see ``uneven_bench.sync.arms.make``.
-        batch: samples of each worker in a step.
-        rounds_s: how long the arms train in each round that counts, seconds.
-        turns: stretches in which yardsticks and shadows do so, each its first, each its second, and so on; the other
-            arms have one.
-        settling_s: and in the round before, which does not count for the speed.
-        gauge_s: how long the gauge trains before its bytes are believed.
-        equal_steps: every arm is trained for at least so many steps of everybody in the end.
-        look_every: steps from one look at a model to the next while it is; 0: one at the end.
-        sites: where each worker is; empty: each half of them at one.
-        lines: between sites: the two, Mbit/s, seconds one way.
-    """
+    """One comparison."""
 
     name: str
     about: str
-    shares: tuple[float, ...]
-    mbit_per_s: float
-    arms: Mapping[str, str] = field(default_factory=dict)
-    batch: int = BATCH
-    rounds_s: tuple[float, ...] = (2.1,) * 15
-    turns: int = 7
-    settling_s: float = 1.0
-    gauge_s: float = 18.0
-    equal_steps: int = 720
-    look_every: int = 0
-    sites: tuple[str, ...] = ()
-    lines: tuple[tuple[str, str, float, float], ...] = ()
+    shares: tuple[float, ...]  # of a core, one for each worker
+    mbit_per_s: float  # of each worker's link, both ways; infinite: the machine's
+    arms: Mapping[str, str] = field(default_factory=dict)  # name → text; see ``uneven_bench.sync.arms.make``
+    batch: int = BATCH  # samples of each worker in a step
+    rounds_s: tuple[float, ...] = (2.1,) * 15  # training seconds of the arms in each round that counts
+    turns: int = 7  # stretches of yardsticks and shadows in a round, interleaved; the other arms have one
+    settling_s: float = 1.0  # of the round before, which does not count for the speed
+    gauge_s: float = 18.0  # training of the gauge before its bytes count
+    equal_steps: int = 720  # every arm trains at least this number of steps of all workers in the end
+    look_every: int = 0  # steps between evaluations then; 0: one at the end
+    sites: tuple[str, ...] = ()  # the site of each worker; empty: a half of them at each of two
+    lines: tuple[tuple[str, str, float, float], ...] = ()  # between sites: the two, Mbit/s, seconds one way
 
     @property
     def workers(self) -> int:
-        """How many."""
         return len(self.shares)
 
     @property
     def by_turns(self) -> list[str]:
-        """The arms that train in several stretches, as their shares are told apart to a per cent."""
+        """The arms that train in several stretches, for a precision of one per cent."""
         return [name for name in self.arms if name in (YARDSTICK, AGAIN, *SHADOWS)] if self.turns > 1 else []
 
 
 def seeded(name: str, seed: int) -> str:
-    """The name of an arm that starts from other weights and goes through the samples in another order."""
+    """Return the name of an arm with other first weights and another order of samples."""
     return f"{name}@{seed}" if seed else name
 
 
 def seed_of(name: str) -> int:
-    """The seed of an arm, from its name."""
     return int(name.partition("@")[2] or 0)
 
 
 def arms(workers: int, straggler: bool) -> dict[str, str]:
-    """All of the full form: name → who.
-
-    Args:
-        straggler: whether one is slower than the others, so that balanced shares are worth comparing.
-    """
+    """Return all arms of the full form: name → text. ``straggler``: one worker is slower, so balanced shares are
+    compared too."""
     # The rule of thumb for the momentum, 1 − 1/n; foreground and shadow alike.
     momentum = f"momentum={1 - 1 / workers:g},warmup_samples={_WARM_UP_STEPS * BATCH * workers}"
     found = {
@@ -157,8 +136,8 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
 
 
 def cases() -> dict[str, SyncCase]:
-    """All of them, by name: ``fast-2`` … ``both-8``; each with its shadows alone, ``fast-2-shadows`` and so on; and
-    ``twins-4``, whose losses are of several seeds."""
+    """Return all cases by name: ``fast-2`` … ``both-8``; each with its shadows, ``fast-2-shadows`` and so on; and
+    ``twins-4``, with losses of several seeds."""
     found = {}
     for workers in SIZES:
         even, slow = _even(workers), _one_slow(workers)
@@ -183,7 +162,7 @@ def cases() -> dict[str, SyncCase]:
 
 
 def quick() -> dict[str, SyncCase]:
-    """Two cases within five minutes."""
+    """Return two cases within five minutes."""
     all_of = arms(4, straggler=False)
     names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, AGAIN)
     few = {name: all_of[name] for name in names}
@@ -197,11 +176,11 @@ _LEFT = (
     "ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shuffle", "asp", "ssp", "backup",
     "local-balanced", *TWINS.values(),
 )  # fmt: skip
-"""Out of the short form of a case."""
+"""Arms left out of the short form of a case."""
 
 
 def short() -> dict[str, SyncCase]:
-    """Every case in a form of four to six minutes, with fewer arms and rounds."""
+    """Return every case in a form of four to six minutes, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
         if case.rounds_s == _TWINS_ROUNDS_S:
@@ -216,22 +195,23 @@ def short() -> dict[str, SyncCase]:
 
 
 _SHORT_ROUNDS_S = (1.5,) * 10
-"""Many short ones, so that arms take turns before the machine has become another one."""
+"""Many short rounds, so that arms take turns before the machine changes."""
 
 _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 
 
 _TURN_S = 0.3
-"""On a shared machine two stretches that follow each other differ by about as much when they are short as when they are
-long (0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are. In stretches of 1.5 s
-the standard error of a share is 0.02, which tells little of the 0.03 that a shadow may cost."""
+"""On a shared machine two successive stretches differ by as much when they are short as when they are long (0.05 to
+0.07 in thread time, between 0.05 and 8 s), so their number counts. In stretches of 1.5 s the standard error of a share
+is 0.02, too much for the 0.03 that a shadow may cost."""
 
 _SHADOWS_ROUNDS_S = (3.0,) * 20
 
 
 def _shadows_alone(case: SyncCase) -> SyncCase:
-    """As a user has it, without the threads and the memory of twenty others in the process."""
+    """Return the case with shadows only, as a user has it, without threads and memory of twenty others in the process.
+    """
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
     return replace(
@@ -249,7 +229,7 @@ def _short(case: SyncCase) -> SyncCase:
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:
-    """Shadows and their twins, with some seeds each; the one that sets the twins' rate comes with all of them."""
+    """Return shadows and their twins, with some seeds each; the gauge comes with all of them."""
     all_of = arms(workers, straggler=False)
     pairs = [name for pair in TWINS.items() for name in pair]
     return {YARDSTICK: all_of[YARDSTICK]} | {
@@ -262,6 +242,6 @@ def _even(workers: int) -> tuple[float, ...]:
 
 
 def _one_slow(workers: int) -> tuple[float, ...]:
-    """As fast as in the cases of equal workers, but the last one."""
+    """Return shares as in the cases of equal workers, except the last one."""
     share = min(0.6, CORES / workers)
     return (*(round(share, 4),) * (workers - 1), round(share / SLOW, 4))

@@ -1,4 +1,4 @@
-"""How long an exchange of 4 MB takes on a case's links: a ring of everybody, and DS-Sync's groups of the moment."""
+"""The time of an exchange of 4 MB on a case's links: a ring of all workers, and DS-Sync's changing groups."""
 
 from __future__ import annotations
 
@@ -28,27 +28,16 @@ _TURNS = 2
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTimes:
-    """One way to exchange.
+    """One way to exchange."""
 
-    Attributes:
-        seconds: of an exchange, one for each repeat, by the worker that took longest.
-        sent_bytes: that left a worker's interface for it, mean of the workers.
-        messages: that a worker sends to its neighbour in the ring, mean of the turns.
-        parts: what a worker sends ÷ the bytes of the vector, mean of the turns.
-    """
-
-    seconds: tuple[float, ...]
-    sent_bytes: float
-    messages: float
-    parts: float
+    seconds: tuple[float, ...]  # of an exchange, one for each repeat, by the slowest worker
+    sent_bytes: float  # through a worker's interface for it, mean of the workers
+    messages: float  # from a worker to its neighbour in the ring, mean of the turns
+    parts: float  # a worker's sent bytes ÷ the bytes of the vector, mean of the turns
 
 
 def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, ExchangeTimes]:
-    """Measure every way, in turns. All ranks call it at once.
-
-    Raises:
-        PeerError: somebody did not take part.
-    """
+    """Measure every way, in turns. All ranks call it together. Raises PeerError: a rank did not take part."""
     carrier, vector = VectorCarrier(roll, timeout_s, Traffic()), torch.zeros(FLOATS)
     members = tuple(range(line.size))
     view = SyncView(rank=line.rank, clock=0, members=members)

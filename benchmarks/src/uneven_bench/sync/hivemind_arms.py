@@ -21,11 +21,11 @@ _TIMEOUT_S = 120.0
 
 
 class Hivemind(SyncArm):
-    """Every worker is a peer of one group of all, and makes it at the same time.
+    """A peer of one group of all workers. All make it at the same time.
 
-    Its own optimizer begins an average when the peers' progress in the hash table says so, each at another step. Here
-    the averager is asked after every block, so that it takes as many steps as the other arms do. Values travel as
-    float16, which its examples take for slow lines.
+    hivemind's optimizer begins an average when the peers' progress in the hash table demands it, each peer at another
+    step. Here the averager is called after every block, for the same steps as the other arms'. Values travel as
+    float16, as in its examples for slow lines.
     """
 
     def __init__(self, model: nn.Module, batches: DataLoader[Any], every: int) -> None:
@@ -66,7 +66,7 @@ class Hivemind(SyncArm):
                 own.copy_(theirs)
 
     def counted(self) -> AbstractContextManager[Any]:
-        """Replicas are equal after whole blocks, which all stretches of training are."""
+        """Evaluate the model: replicas are equal after whole blocks, which all stretches of training are."""
         return nullcontext()
 
     def close(self) -> None:

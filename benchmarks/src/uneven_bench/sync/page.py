@@ -14,7 +14,6 @@ from uneven_bench.sync.table import OURS_NOT
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = []
     for name, case in result["cases"].items():
         found += [_case(name, case), _exchanges(name, case)]
@@ -49,7 +48,7 @@ def _case(name: str, case: dict[str, Any]) -> Table:
             f"{row['bytes'] / 1e3:.0f}",
         )
     told = [place for place in range(len(headings)) if any(cells[place] for cells in rows.values())]
-    for place in told:  # without DDP and the bare sums, say, what is compared with them is left out
+    for place in told:  # without DDP or the bare sums, comparisons with them are left out
         shown.add_column(headings[place], justify="right", no_wrap=place < 3)
     for policy, cells in rows.items():
         shown.add_row(Text(policy, "" if policy in OURS_NOT else "bold"), *(cells[place] for place in told))

@@ -21,18 +21,14 @@ from uneven.errors import UnknownNameError
 from uneven_bench.sync.arm import SyncArm
 
 _WARM = 2
-"""Steps in which PowerSGD sends whole gradients; torch wants two at least, as buckets are made anew after the first."""
+"""Steps in which PowerSGD sends whole gradients; torch needs two at least, as it rebuilds buckets after the first."""
 
 _ONE_BUCKET_MB = 64.0
 """PowerSGD of torch 2.13 hangs over gloo with more than one bucket."""
 
 
 class Stock(SyncArm):
-    """PyTorch's own: DDP, also with its hooks for fp16 and PowerSGD.
-
-    Raises:
-        UnknownNameError: no such hook.
-    """
+    """PyTorch's DDP, also with its hooks for fp16 and PowerSGD. Raises UnknownNameError: no such hook."""
 
     def __init__(self, model: nn.Module, batches: DataLoader[Any], hook: str) -> None:
         super().__init__(model)
@@ -51,12 +47,12 @@ class Stock(SyncArm):
         self.batches = iter(batches)
 
     def counted(self) -> AbstractContextManager[Any]:
-        """All replicas are equal."""
+        """Evaluate the model: all replicas are equal."""
         return nullcontext()
 
 
 class PostLocal(SyncArm):
-    """PyTorch's post-local SGD: its averager, and the hook that lets gradients be after the warm-up."""
+    """PyTorch's post-local SGD: its averager, and the hook that drops gradients after the warm-up."""
 
     def __init__(self, model: nn.Module, batches: DataLoader[Any], every: int) -> None:
         super().__init__(model)
@@ -70,7 +66,7 @@ class PostLocal(SyncArm):
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """The mean of the replicas."""
+        """Evaluate the mean of the replicas."""
         own = [parameter.detach().clone() for parameter in self.model.parameters()]
         with torch.no_grad():
             for parameter in self.model.parameters():

@@ -1,4 +1,4 @@
-"""From what the workers of ``uneven bench sync`` measured to its keys."""
+"""The keys of ``uneven bench sync``, from its workers' measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS_NOT = (
 
 
 class CurvePoint(NamedTuple):
-    """Where an arm was after a stretch of training: seconds of training, samples of everybody, held-out loss."""
+    """A point after a stretch of training: seconds of training, samples of all workers, held-out loss."""
 
     seconds: float
     samples: float
@@ -26,14 +26,14 @@ class CurvePoint(NamedTuple):
 
 
 def rate(ranks: Sequence[Mapping[str, Any]], *, own_pace: bool) -> float:
-    """Samples per second of all workers in a stretch: each by its own time where nobody waits for anybody."""
+    """Return samples per second of all workers in a stretch: each by its own time if no worker waits."""
     if own_pace:
         return sum(float(one["samples"] / one["seconds"]) for one in ranks)
     return float(sum(one["samples"] for one in ranks) / max(one["seconds"] for one in ranks))
 
 
 def curve(arm: Mapping[str, Any]) -> list[CurvePoint]:
-    """From before the first step on; seconds count while the limits held, and stand still afterwards."""
+    """Return the points from before the first step on; seconds stand still without limits."""
     points, seconds, samples = [CurvePoint(0.0, 0.0, arm["losses"][0])], 0.0, 0.0
     for number, (ranks, loss) in enumerate(zip(arm["blocks"], arm["losses"][1:], strict=True)):
         if number < arm["limited"]:
@@ -44,15 +44,13 @@ def curve(arm: Mapping[str, Any]) -> list[CurvePoint]:
 
 
 def limited(arm: Mapping[str, Any]) -> list[CurvePoint]:
-    """The part of its curve under the limits."""
+    """Return the part of its curve under the limits."""
     return curve(arm)[: arm["limited"] + 1]
 
 
 def loss_at(points: Sequence[CurvePoint], axis: str, where: float) -> float:
-    """The loss at so many ``seconds`` or ``samples``; NaN beyond the last point.
-
-    Between points it falls as a power does: a loss falls steeply at first, and a straight line would lie above it.
-    """
+    """Return the loss at a number of ``seconds`` or ``samples``; NaN beyond the last point. Between points it falls as
+    a power: a loss falls steeply at first, and a straight line would lie above it."""
     for before, after in pairwise(points):
         low, high = getattr(before, axis), getattr(after, axis)
         if low <= where <= high and high > low:
@@ -62,7 +60,7 @@ def loss_at(points: Sequence[CurvePoint], axis: str, where: float) -> float:
 
 
 def reached_s(points: Sequence[CurvePoint], target: float) -> float | None:
-    """Seconds until the loss was down to ``target`` for the first time, on straight lines; None if it never was."""
+    """Return seconds to the first loss of ``target``, interpolated linearly; None if it never was so low."""
     for before, after in pairwise(points):
         if before.loss > target >= after.loss:
             part = (before.loss - target) / (before.loss - after.loss)
@@ -71,10 +69,10 @@ def reached_s(points: Sequence[CurvePoint], target: float) -> float | None:
 
 
 def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
-    """One case: its arms, what the twins cost, DS-Sync's exchange against the ring.
+    """Summarize one case: its arms, the cost of the twins, DS-Sync's exchange against the ring.
 
-    Losses at equal samples are compared after as many samples as the arm with the fewest has used; at equal time, after
-    the shortest of the arms' times under the limits. The target is DDP's loss at the end of its time.
+    Losses at equal samples are compared at the fewest samples of any arm; at equal time, at the shortest time under the
+    limits. The target is DDP's loss at the end of its time.
     """
     told = result["arms"]
     curves = {name: curve(arm) for name, arm in told.items()}
@@ -118,12 +116,12 @@ def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(arm: Mapping[str, Any]) -> list[float]:
-    """Rates of the rounds that count."""
+    """Return the rates of the rounds that count."""
     return [rate(ranks, own_pace=arm["own_pace"]) for ranks in arm["blocks"][1 : arm["limited"]]]
 
 
 def _whole_rate(arm: Mapping[str, Any]) -> float:
-    """The rate over all rounds that count together: an exchange that is rarer than a round is in it too."""
+    """Return the rate over all rounds that count together, so that an exchange rarer than a round is in it too."""
     counted = arm["blocks"][1 : arm["limited"]]
     ranks = [
         {key: sum(ranks[rank][key] for ranks in counted) for key in ("samples", "seconds")}
@@ -133,11 +131,8 @@ def _whole_rate(arm: Mapping[str, Any]) -> float:
 
 
 def exchanged(ways: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One way to exchange against the ring of everybody: what its messages predict, and what was measured.
-
-    Where the links decide, an exchange takes as long as a worker's bytes need, so the prediction is the ratio of the
-    bytes; where single messages do, it would be the ratio of their number.
-    """
+    """Compare one way to exchange with the ring of all: the prediction from its messages, and the measurement. If links
+    decide, the prediction is the ratio of a worker's bytes; if single messages do, that of their number."""
     ring, own = ways["everybody"], ways[name]
     ratio = Spread.of([one / other for one, other in zip(ring["seconds"], own["seconds"], strict=True)])
     return {
@@ -152,7 +147,7 @@ def exchanged(ways: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def overall(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys of the whole bench, out of those of its cases; None where no case that was played tells."""
+    """Return the keys of the whole bench from those of its cases; None if no played case has them."""
     shares = [
         (case["policies"][name]["of_unsynchronised"], name, key)
         for key, case in cases.items()
@@ -187,7 +182,7 @@ def overall(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sooner(cases: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> float | None:
-    """How many times sooner than DDP the best of some arms reaches DDP's loss; the worst of the cases."""
+    """Return how many times sooner than DDP the best of some arms reaches DDP's loss; the worst of the cases."""
     found = []
     for case in cases:
         arms = case["policies"]
@@ -199,7 +194,7 @@ def _sooner(cases: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> 
 
 
 def _against_twins(arms: Mapping[str, Any]) -> dict[str, Any]:
-    """Shadow's loss less its twin's, at equal samples, of every seed; below 0 the shadow is better."""
+    """Return the shadow's loss less its twin's, at equal samples, of every seed; below 0 the shadow is better."""
     found: dict[str, Any] = {}
     for shadow, twin in TWINS.items():
         pairs = [(seeded(shadow, seed), seeded(twin, seed)) for seed in sorted({seed_of(name) for name in arms})]

@@ -14,7 +14,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader
 
-os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quorum; read when it is imported
+os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quorum; torchft reads it at its import
 
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
@@ -28,14 +28,8 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 class TorchFT(SyncArm):
-    """torchft's, with a lighthouse in rank 0. Every worker makes it at the same time.
-
-    Args:
-        way: ``local`` or ``diloco``, whose outer optimizer is that of our policy of the same name.
-
-    Raises:
-        UnknownNameError: no such way.
-    """
+    """torchft with a lighthouse in rank 0. All workers make it at the same time. ``way``: ``local`` or ``diloco``,
+    whose outer optimizer is that of our policy of the same name. Raises UnknownNameError: no such way."""
 
     def __init__(self, model: nn.Module, batches: DataLoader[Any], way: str, every: int) -> None:
         super().__init__(model)
@@ -65,7 +59,7 @@ class TorchFT(SyncArm):
         self.batches = iter(batches)
 
     def counted(self) -> AbstractContextManager[Any]:
-        """Replicas are equal after whole blocks, which all stretches of training are."""
+        """Evaluate the model: replicas are equal after whole blocks, which all stretches of training are."""
         return nullcontext()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""One worker of ``uneven bench sync``: trains every arm in turn, stretch by stretch, and rank 0 writes the results."""
+"""One worker of ``uneven bench sync``, which trains every arm in turn, stretch by stretch; rank 0 writes the results.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +30,18 @@ TASK = "task.json"
 RESULTS = "results.json"
 _TIMEOUT_S = 300.0
 _LOOKED_AT = 2000
-"""Held-out images that a loss is worked out on."""
+"""Held-out images of a loss."""
 
 _FIRST_STEPS = 2
-"""By which an arm in which all wait for all finds out how many steps fit a round."""
+"""Steps by which an arm with waiting measures the steps of a round."""
 
 
 def write_task(directory: Path, case: SyncCase, data: str) -> None:
-    """For the workers that will be given ``directory``."""
+    """Write the task of the workers."""
     (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
 
 
 def read_task(directory: Path) -> tuple[SyncCase, str]:
-    """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
     rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s", "sites")}
     rows["lines"] = tuple(tuple(one) for one in told["case"]["lines"])
@@ -49,7 +49,7 @@ def read_task(directory: Path) -> tuple[SyncCase, str]:
 
 
 def main(directory: Path) -> None:
-    """Run the case that lies in ``directory``."""
+    """Run the case in ``directory``."""
     report_failures()
     torch.set_num_threads(1)
     _count_tiny_numbers_as_zero()
@@ -70,17 +70,18 @@ def main(directory: Path) -> None:
 
 
 def _count_tiny_numbers_as_zero() -> None:
-    """In every arm, as a user would: where units of a network die, their momentum decays to numbers below 1.2e-38.
+    """Flush subnormal numbers to zero in every arm, as a user would.
 
-    Those cost a processor a hundred times as much. A block momentum of 0.875 was seen to let three units in four of
-    this network die; their momentum made a step three times as long, and left the loss as it was.
+    The momentum of dead units decays to numbers below 1.2e-38, which cost a processor a hundred times as much. With a
+    block momentum of 0.875, three units in four of this network died; a step took three times as long, with the same
+    loss.
     """
     if not torch.set_flush_denormal(True):
         sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
 
 
 class _SyncRun:
-    """The arms of one case, and what comes of them."""
+    """The arms of one case, and their results."""
 
     def __init__(self, case: SyncCase, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
         self._case = case
@@ -99,7 +100,7 @@ class _SyncRun:
 
     # ---------------------------------------------------------------- the course of a case
     def play(self) -> dict[str, Any]:
-        """All rounds; what rank 0 writes down."""
+        """Play all rounds, and return rank 0's results."""
         case = self._case
         self._say("making the arms")
         self._make(1, twins=False)
@@ -119,7 +120,7 @@ class _SyncRun:
                 self._round(name, seconds)
         limited = {name: len(blocks) for name, blocks in self._blocks.items()}
         self._free()
-        self._stage.limit_lines(False)  # not before: connections take seconds to find a slow line's speed again
+        self._stage.limit_lines(False)  # not before: a connection takes seconds to find the speed of a slow line again
         dist.barrier()
         self._catch_up()
         return {
@@ -137,7 +138,7 @@ class _SyncRun:
         }
 
     def _settle(self, everybody: ExchangeTimes | None) -> int:
-        """A round that does not count; before it the gauge is asked, so that the twins can be made."""
+        """Play a round that does not count; before it the gauge is measured, to make the twins."""
         case, every = self._case, 1
         if everybody is not None and any(EVERY in who for who in case.arms.values()):
             self._say("the gauge's bytes")
@@ -152,7 +153,7 @@ class _SyncRun:
         return every
 
     def _gauged(self) -> float:
-        """Bytes that a worker of the gauge sends in a step, by one that takes no further part."""
+        """Return the bytes that a worker of a separate gauge sends in a step."""
         gauge = self._arm(GAUGE, self._case.arms[GAUGE], self._directory / "gauge")
         block = gauge.train(seconds=self._case.gauge_s, steps=0)
         told = [TrainingStretch(**one) for one in self._gather(asdict(block))]
@@ -170,18 +171,18 @@ class _SyncRun:
     def _arm(self, name: str, who: str, directory: Path) -> SyncArm:
         seed = seed_of(name)
         model = mlp(self._inputs, self._classes, seed)
-        # By turns an arm would find the images in the processor's cache that another one has just used.
+        # By turns an arm would find another one's images in the processor's cache.
         order = list(self._case.arms).index(name) if name in self._case.by_turns else seed
         return make(who, model, self._train, self._case.batch, directory, order)
 
     def _round(self, name: str, seconds: float) -> None:
-        """One stretch of an arm, then a look at its model, on free links and processors."""
+        """Train one stretch of an arm, then evaluate its model, on free links and processors."""
         arm = self._arms[name]
         block = arm.train(seconds=seconds, steps=self._steps(name, seconds))
         self._note(name, block)
 
     def _by_turns(self, names: list[str], seconds: float, done: float, part: float) -> None:
-        """A round in short stretches, so that these arms find the same machine, then a look at their models."""
+        """Train a round in short stretches, so that these arms meet the same machine, then evaluate their models."""
         turns = self._case.turns if names else 0
         blocks: dict[str, list[TrainingStretch]] = {name: [] for name in names}
         for turn in range(turns):
@@ -207,7 +208,8 @@ class _SyncRun:
         self._limit()
 
     def _steps(self, name: str, seconds: float) -> int:
-        """That fit so many seconds, by the newest stretch; whole blocks of the policy's own. The same on all ranks."""
+        """Return the steps that fit into ``seconds``, by the newest stretch; whole blocks of the policy. Same on all
+        ranks."""
         every = self._arms[name].every
         if not self._blocks[name]:
             return -(-_FIRST_STEPS // every) * every
@@ -216,10 +218,10 @@ class _SyncRun:
         return max(1, round(seconds / a_step_s / every)) * every
 
     def _catch_up(self) -> None:
-        """Train every arm as far as the losses are compared at equal samples.
+        """Train every arm up to the comparison at equal samples.
 
-        Where all take their steps together, what is learnt does not depend on how fast links and processors are, so
-        it is done with both free. The others have come that far under the limits, or are not compared.
+        If all workers step together, the loss does not depend on the speed of links and processors, so both are free
+        here. Other arms have come that far under the limits, or are not compared.
         """
         wanted = self._case.equal_steps
         for number, (name, arm) in enumerate(self._arms.items()):
@@ -247,7 +249,7 @@ class _SyncRun:
         dist.barrier()
 
     def _loss(self, name: str) -> float:
-        """The loss of the model that counts, on held-out images; the same on all ranks."""
+        """Return the loss of the model that counts, on held-out images; the same on all ranks."""
         arm, found = self._arms[name], math.nan
         with arm.counted():
             if self._rank == 0:

@@ -1,4 +1,4 @@
-"""What the benches train, by name: the demo's network on real images, or one of the authors' own workloads."""
+"""The trainings of the benches, by name: the demo's network on real images, or one of the authors' own workloads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ WIDTH = 64
 
 @lru_cache(maxsize=1)
 def workload(name: str, data: str = "digits") -> TrainingWorkload:
-    """"images" (the network on ``data``), "svm" (sparse URLs) or "resnet" (CIFAR-10).
-
-    Raises:
-        UnknownNameError: no such workload or data set.
-        DataError: data that was named is not on this machine; says how to get it.
-    """
+    """Return "images" (the network on ``data``), "svm" (sparse URLs) or "resnet" (CIFAR-10). Raises UnknownNameError:
+    no such workload or data set. DataError: the data is not on this machine; the message says how to get it."""
     makers = {"images": lambda: _convolutional(data), "svm": svm, "resnet": resnet}
     if name not in makers:
         raise UnknownNameError("workload", name, makers)

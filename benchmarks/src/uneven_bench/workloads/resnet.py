@@ -30,11 +30,11 @@ _KEYS = ("x_train_delta", "y_train", "x_test_delta", "y_test")
 _BLOCKS = 5  # in each of three stages: 6 · 5 + 2 = 32 layers
 _GROUPS = 8
 _HELD_OUT = 500
-"""Images that an accuracy is taken from; all of them would take longer than the training."""
+"""Images for an accuracy; all of them would take longer than the training."""
 
 
 class _Block(nn.Module):
-    """Two convolutions beside a short cut, which has zeros for the channels that come new."""
+    """Two convolutions and a shortcut, which has zeros for new channels."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -63,14 +63,8 @@ def resnet32() -> nn.Module:
 
 
 def resnet(held_out: int = _HELD_OUT) -> TrainingWorkload:
-    """The workload; real images where they are.
-
-    Args:
-        held_out: images that an accuracy is taken from, at most 2,000.
-
-    Raises:
-        DataError: the file is there and is not what it should be.
-    """
+    """Return the workload, with real images if they exist, and at most 2,000 ``held_out`` images for an accuracy.
+    Raises DataError: the file has other contents."""
     folder = os.environ.get(DATA_VARIABLE)
     if folder and (Path(folder) / _FILE).is_file():
         train, test = _cifar(Path(folder) / _FILE, held_out)

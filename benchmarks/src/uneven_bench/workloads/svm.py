@@ -1,7 +1,7 @@
 """A small support vector machine on sparse data, one of the two CPU workloads of LB-BSP's authors.
 
-The real data is ``sparse/url_lexical.npz`` in the folder named by ``UNEVEN_DATA``: which URLs are malicious, with
-binary lexical features, and a split in which no domain is on both sides. Without it, made-up sparse rows stand in.
+The real data is ``sparse/url_lexical.npz`` in the folder named by ``UNEVEN_DATA``: malicious and other URLs with binary
+lexical features, and a split in which no domain is on both sides. Without it, made-up sparse rows stand in.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ from uneven.errors import DataError
 from uneven_bench.workloads.base import TrainingWorkload
 
 FEATURES = 128
-"""Features that are kept of a row; most rows have fewer."""
+"""The number of features kept of a row; most rows have fewer."""
 
 _FILE = Path("sparse") / "url_lexical.npz"
 _KEYS = ("indptr", "index_delta", "n_features", "y", "split")
 
 Rows = npt.NDArray[np.int64]
-"""Shape (samples, FEATURES); what a row has fewer is filled with the number of features."""
+"""Shape (samples, FEATURES); a shorter row is filled with the number of features."""
 
 
 class LinearSVM(nn.Module):
-    """w · x + b for binary features that are given by their numbers.
-
-    Args:
-        features: how many there are; their number itself stands for none.
-    """
+    """A model w · x + b for binary features, given by their numbers; the number ``features`` stands for none."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -51,22 +47,18 @@ class LinearSVM(nn.Module):
 
 
 def hinge(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean of max(0, 1 - y f(x)), y = -1 or 1."""
+    """Return the mean of max(0, 1 - y f(x)), a scalar; y (n,) is -1 or 1."""
     return F.relu(1.0 - y * model(x)).mean()
 
 
 def same_sign(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Whether each sample lies on its side."""
+    """Return whether each sample lies on its side, bool (n,)."""
     found: torch.Tensor = model(x) * y > 0
     return found
 
 
 def svm() -> TrainingWorkload:
-    """The workload; real URLs where they are.
-
-    Raises:
-        DataError: the file is there and is not what it should be.
-    """
+    """Return the workload, with real URLs if they exist. Raises DataError: the file has other contents."""
     folder = os.environ.get(DATA_VARIABLE)
     if folder and (Path(folder) / _FILE).is_file():
         rows, labels, held_out, features = _urls(Path(folder) / _FILE)
@@ -100,13 +92,8 @@ def _urls(path: Path) -> tuple[Rows, npt.NDArray[np.float32], npt.NDArray[np.boo
 
 
 def padded(starts: Rows, numbers: Rows, features: int) -> Rows:
-    """Rows of one length from rows that lie behind each other; what is beyond FEATURES is cut off.
-
-    Args:
-        starts: where each row begins in ``numbers``, and the end of the last one.
-        numbers: of the features.
-        features: fills rows that are shorter.
-    """
+    """Return rows of one length, (n, FEATURES), from concatenated ones, cut or filled with ``features``. ``starts``:
+    begin of each row in ``numbers``, and the end of the last one."""
     lengths = np.diff(starts)
     rows = np.full((len(lengths), FEATURES), features, dtype=np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)
@@ -119,7 +106,7 @@ def padded(starts: Rows, numbers: Rows, features: int) -> Rows:
 def _made_up(
     samples: int = 20_000, features: int = 50_000
 ) -> tuple[Rows, npt.NDArray[np.float32], npt.NDArray[np.bool_], int]:
-    """Rows of 80 features, few of them frequent and most of them rare; a hidden weight of each decides."""
+    """Return rows of 80 features, few of them frequent and most of them rare; a hidden weight of each decides."""
     rng = np.random.default_rng(0)
     numbers = (features * rng.random((samples, 80)) ** 3).astype(np.int64)
     margins = rng.normal(size=features)[numbers].sum(1)

@@ -1,9 +1,9 @@
-"""``uneven bench worlds``: does the simulator say what happens on the emulated cluster?
+"""``uneven bench worlds``: the simulator compared with the emulated cluster.
 
-Every description is run for real by ``uneven emulate`` and played by ``uneven simulate``, with even shares and with
-the default balancer. The simulator is told the cost of the network that is trained in core-seconds, as the emulated run
-used them (:mod:`uneven_bench.worlds.costs`); everything else it knows from the description. Then 10,000 workers are
-simulated, for how fast that is.
+Every description is run for real by ``uneven emulate`` and played by ``uneven simulate``, with even shares and with the
+default balancer. The simulator gets the network's cost in core-seconds, as measured in the emulated run
+(:mod:`uneven_bench.worlds.costs`), and everything else from the description. Then 10,000 workers are simulated, for its
+speed.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from uneven_bench.worlds.worker import WIDTH
 __all__ = ["run", "tables"]
 
 SETTLED = CHANGE_AT + 45
-"""Iteration from which on an iteration counts: the split has been found, after a change as well."""
+"""The first iteration that counts: the split has been found, after a change as well."""
 
 QUICK = "steady shares"
-"""What ``--quick`` plays."""
+"""The case of ``--quick``."""
 
 _SEEDS = 5
 
@@ -63,49 +63,28 @@ _LIMIT_S = 240.0
 
 
 class WorldTraining(NamedTuple):
-    """What is trained.
+    """A training."""
 
-    Attributes:
-        data: data set, as ``uneven bench`` knows them.
-        width: of the network.
-    """
-
-    data: str
-    width: int
+    data: str  # data set, by its name in ``uneven bench``
+    width: int  # of the network
 
 
 class Effort(NamedTuple):
-    """How long is measured.
+    """The length of the measurement."""
 
-    Attributes:
-        settled: iteration from which on an iteration counts.
-        iterations: of each run.
-        repeats: of each run, the balancers taking turns.
-        close_repeats: how many more where one of the worlds calls it a close race, which noise may decide.
-    """
-
-    settled: int
-    iterations: int
-    repeats: int
-    close_repeats: int = 0
+    settled: int  # the first iteration that counts
+    iterations: int  # of each run
+    repeats: int  # of each run, the balancers taking turns
+    close_repeats: int = 0  # more repeats if one of the worlds calls it a close race, which noise may decide
 
 
 def run(
     quick: bool, data: str, progress: Progress, *, width: int | None = None, case: str | None = None
 ) -> dict[str, Any]:
-    """Both worlds, then the large simulation.
-
-    Args:
-        width: of the network that is trained, by default 64, quickly 32: how long a step takes grows with its square.
-        case: this one alone; ``quick`` takes :data:`QUICK` by itself.
-
-    Returns:
-        What ``--json`` prints; ``docs/how-to/simulate.md`` explains every key.
-
-    Raises:
-        LaunchError: an emulated run failed.
-        UnknownNameError: no such case.
-    """
+    """Play both worlds, then the large simulation. ``width``: of the network, by default 64, quickly 32; time grows
+    with its square. ``case``: this one only; ``quick`` takes :data:`QUICK` by default. The result is the object that
+    ``--json`` prints; ``docs/how-to/simulate.md`` explains every key. Raises LaunchError: an emulated run failed.
+    UnknownNameError: no such case."""
     effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
     training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
@@ -141,28 +120,22 @@ def run(
 
 
 def _unknown(training: WorldTraining) -> Workload:
-    """What the network moves; what it costs is to be measured."""
+    """Return the network's traffic, with costs yet to be measured."""
     model = network(images(training.data), training.width)
     gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
     return Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
 
 
 def measured(spec: ClusterSpec, split: str, place: Path, training: WorldTraining, iterations: int) -> Workload:
-    """The description's workload with the network's costs, from one emulated run with a split that stays."""
+    """Return the description's workload with the network's costs, from one emulated run with a fixed split."""
     return shape_of(_emulate(spec, split, place / "calibration", training, iterations), spec.workload)
 
 
 def compare(
     played: Mapping[str, WorldCase], place: Path, training: WorldTraining, effort: Effort, progress: Progress
 ) -> tuple[Compared, dict[str, list[Race]]]:
-    """Case → balancer → what both worlds said, and case → the races between the balancers.
-
-    Args:
-        place: folder for the runs.
-
-    Raises:
-        LaunchError: an emulated run failed.
-    """
+    """Return case → balancer → the results of both worlds, and case → the races between the balancers. ``place``:
+    folder for the runs. Raises LaunchError: an emulated run failed."""
     pairs: dict[str, dict[str, list[Pair]]] = {name: {balance: [] for balance in BALANCERS} for name in played}
     races: dict[str, list[Race]] = {name: [] for name in played}
 
@@ -188,17 +161,15 @@ def _pair(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effor
 
 
 def _race(spec: ClusterSpec, first: list[Record], pairs: Mapping[str, list[Pair]], effort: Effort) -> Race:
-    """A race of the newest pairs; simulated balancers get the processors of the first one's emulated run."""
+    """Return a race of the newest pairs; simulated balancers get the processors of the first one's emulated run."""
     one, other = (pairs[balance][-1] for balance in BALANCERS)
     there_s = _simulated_s(spec, BALANCERS[1], first, effort)
     return Race(one.simulated_s / there_s, one.emulated_s / other.emulated_s)
 
 
 def _simulated_s(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> float:
-    """Time of an iteration of the same run in virtual time, on processors as fast as they were in the emulated one.
-
-    The median of several seeds, which say where in its period each node begins.
-    """
+    """Return the iteration time of the same run in virtual time, on processors as fast as the emulated ones: the median
+    of several seeds, which decide where in its period each node begins."""
     scenario = Scenario(
         spec=as_in(spec, emulated, effort.settled), balancer=balancers.resolve(balance), policy=BSP(),
         iterations=effort.iterations, exchange_s=own_sides(spec, emulated, effort.settled),
@@ -212,20 +183,14 @@ def _simulated_s(spec: ClusterSpec, balance: str, emulated: list[Record], effort
 
 
 def _emulate(spec: ClusterSpec, balance: str, where: Path, training: WorldTraining, iterations: int) -> list[Record]:
-    """One run, as a user would start it; its records."""
+    """Emulate one run, as a user would start it, and return its records."""
     told = training.data, iterations, GLOBAL_BATCH, training.width
     return list(journal.read(emulate(spec, balance, where, *told)).records())
 
 
 def many(workers: int, iterations: int) -> dict[str, float]:
-    """Speed and memory of a large simulation, in a process of its own so that its memory can be told.
-
-    Returns:
-        ``took_s``, ``peak_bytes`` and ``events_per_s``.
-
-    Raises:
-        LaunchError: it failed.
-    """
+    """Simulate a large cluster in a separate process, to measure its memory; return ``took_s``, ``peak_bytes`` and
+    ``events_per_s``. Raises LaunchError: it failed."""
     command = [sys.executable, "-m", "uneven_bench.worlds.many", str(workers), str(iterations)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode:

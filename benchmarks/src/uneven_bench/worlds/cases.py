@@ -1,7 +1,6 @@
 """The descriptions that ``uneven bench worlds`` plays in both worlds.
 
-Together the nodes of each have less than two cores, so that on a laptop they compete with each other for nothing but
-what the description says.
+The nodes of each have less than two cores together, so that on a laptop they compete only as described.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, Site
 
 GLOBAL_BATCH = 256
 CHANGE_AT = 6
-"""Iteration in which something changes, where something does."""
+"""The iteration of a change, if there is one."""
 
 _STEP_S = 300.0
 _PERIOD_S = 0.01
@@ -30,18 +29,14 @@ _LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class WorldCase:
-    """One description.
-
-    Attributes:
-        needs_root: whether only isolated nodes can do it.
-    """
+    """One description."""
 
     spec: ClusterSpec
-    needs_root: bool = False
+    needs_root: bool = False  # it needs isolated nodes
 
 
 def cases(workload: Workload) -> dict[str, WorldCase]:
-    """All of them, with the costs that were measured."""
+    """Return all of them, with the measured costs."""
 
     def case(name: str, nodes: tuple[Node, ...], *events: Event, root: bool = False) -> WorldCase:
         return WorldCase(ClusterSpec(name=name, nodes=nodes, events=events, workload=workload), root)
@@ -81,7 +76,7 @@ def cases(workload: Workload) -> dict[str, WorldCase]:
 
 
 def calibration(workload: Workload) -> tuple[ClusterSpec, str]:
-    """A description like none of the cases, and a split in which batches differ though the nodes do not."""
+    """Return a description like none of the cases, and a split with unequal batches on equal nodes."""
     nodes = _nodes(0.25, 0.25, 0.25, 0.25)
     return ClusterSpec(name="calibration", nodes=nodes, workload=workload), "static:shares=4/3/2/1"
 
@@ -91,7 +86,7 @@ def _nodes(*cores: float) -> tuple[Node, ...]:
 
 
 def _at_sites(*cores: float) -> tuple[Node, ...]:
-    """Two nodes at each of three sites."""
+    """Return two nodes at each of three sites."""
     return tuple(
         replace(node, site=_SITES[rank // 2], up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400))
         for rank, node in enumerate(_nodes(*cores))
@@ -103,7 +98,7 @@ def _mbit(rate: float) -> Trace:
 
 
 def _left(percent: tuple[float, ...]) -> Trace:
-    """What the others' load leaves, a hundred times faster than recorded."""
+    """Return the rest that others' load leaves, a hundred times faster than recorded."""
     values = tuple(round(1.0 - value / 100.0, 4) for value in percent)
     return Trace(values=values, step_s=_STEP_S, speedup=100.0, source="google2011_vm_cpu_mem")
 
@@ -115,4 +110,4 @@ _LINES = tuple(
         (("us", "eu"), 100, 0.002), (("us", "asia"), 67, 0.004), (("eu", "asia"), 50, 0.006)
     )
 )  # fmt: skip
-"""So short that an exchange is little slower than in the simulator, which knows no slow start of TCP."""
+"""Lines so short that an exchange is little slower than in the simulator, which has no slow start of TCP."""

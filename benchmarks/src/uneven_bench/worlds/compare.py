@@ -1,4 +1,4 @@
-"""What both worlds said of a description, compared, and the tables that show it. No process, no file, no clock."""
+"""A comparison of both worlds' results for a description, and its tables. No process, no file, no clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TIE = 0.03
 """Two strategies whose times differ by less are called equally fast."""
 
 CLOSE = 0.1
-"""Closer than this, one run each does not tell: on a shared machine, two alike differ by as much now and then."""
+"""A gain too small for one run each: on a shared machine, two equal runs may differ by as much."""
 
 
 TOLD = 3
-"""So many races must all have the same winner, or there is none."""
+"""Races that must all have the same winner, or there is none."""
 
 
 class Pair(NamedTuple):
@@ -34,29 +34,27 @@ class Pair(NamedTuple):
 
 
 class Race(NamedTuple):
-    """How many times as fast the second balancer is as the first, in both worlds.
-
-    The simulated ones run on the same processors. The emulated ones run one after the other, on processors that may be
-    some percent faster or slower by then.
-    """
+    """The speed-up of the second balancer over the first in both worlds. The simulated ones run on the same processors;
+    the emulated ones run in turn, on processors that may be some percent faster or slower by then."""
 
     simulated: float
     emulated: float
 
 
 Compared = dict[str, dict[str, dict[str, Any]]]
-"""Case → balancer → what :func:`summary` says."""
+"""Case → balancer → :func:`summary`."""
 
 
 def iteration_s(records: list[Record], since: int) -> float:
-    """Median time of an iteration from this one on, by the end of rank 0's steps."""
+    """Return the median time of an iteration from ``since`` on, by the end of rank 0's steps."""
     ends_s = {step.iteration: step.ended_at_s for step in records if isinstance(step, StepRecord) and step.rank == 0}
     counted = [ends_s[iteration] for iteration in sorted(ends_s) if iteration >= since - 1]
     return statistics.median(later - earlier for earlier, later in pairwise(counted))
 
 
 def summary(pairs: list[Pair]) -> dict[str, Any]:
-    """Medians over the repeats; the error is that of the middle pair, since both of a pair ran at the same speed."""
+    """Return medians over the repeats; the error is that of the middle pair, since both of a pair ran at the same
+    speed."""
     emulated_s = [pair.emulated_s for pair in pairs]
     return {
         "simulated_s": statistics.median(pair.simulated_s for pair in pairs),
@@ -67,7 +65,7 @@ def summary(pairs: list[Pair]) -> dict[str, Any]:
 
 
 def summarize(compared: Compared, races: Mapping[str, Sequence[Race]]) -> dict[str, Any]:
-    """How well the worlds agree, over all cases and both balancers."""
+    """Return the agreement of the worlds, over all cases and both balancers."""
     errors = [one["error"] for case in compared.values() for one in case.values()]
     agree = [agreed(case) for case in races.values()]
     return {
@@ -87,22 +85,19 @@ def _gains(races: Sequence[Race], world: str) -> list[float]:
 
 
 def close(races: Sequence[Race]) -> bool:
-    """Whether the balancers are so near each other in one of the worlds that a single run may be wrong about them."""
+    """Return whether the balancers are so near in one of the worlds that a single run may be wrong."""
     return any(abs(statistics.median(_gains(races, world)) - 1.0) < CLOSE for world in Race._fields)
 
 
 def agreed(races: Sequence[Race]) -> bool:
-    """Whether both worlds call the same balancer faster, or say almost the same of how much."""
+    """Return whether both worlds call the same balancer faster, or give almost the same gain."""
     first, second = (_gains(races, world) for world in Race._fields)
     return verdict(first) == verdict(second) or abs(statistics.median(first) - statistics.median(second)) < TIE / 2
 
 
 def verdict(gains: Sequence[float]) -> str:
-    """Which balancer is faster; "neither" within the tie, or where several races have no common winner.
-
-    Args:
-        gains: of the second balancer over the first, race by race.
-    """
+    """Return the faster balancer; "neither" within the tie, or if several races have no common winner. ``gains``: of
+    the second balancer over the first, race by race."""
     middle = statistics.median(gains)
     if abs(middle - 1.0) < TIE or (len(gains) >= TOLD and min(gains) <= 1.0 <= max(gains)):
         return "neither"
@@ -110,7 +105,6 @@ def verdict(gains: Sequence[float]) -> str:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     table = Table(title="Simulated and emulated: median ms per iteration", box=SIMPLE_HEAD)
     for heading in ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated"):
         table.add_column(heading, justify="right" if heading in ("simulated", "emulated", "error") else "left")

@@ -1,8 +1,8 @@
-"""What a step of the trained network costs in core-seconds, by the processor time that recorded runs used.
+"""The cost of a step of the network in core-seconds, by the processor time of recorded runs.
 
-How fast a processor is on the day is no part of a description, and on a shared machine it changes from run to run. So
-the shape of the cost, a + b x, is taken from one run in which batches differ, and its scale from the run that a
-simulation is to be compared with. Times, waits, transfers and splits are left for the simulator to say.
+A processor's speed is not part of a description, and on a shared machine it changes from run to run. So the shape of
+the cost, a + b x, comes from one run with unequal batches, and its scale from the run to compare with. The simulator
+computes times, waits, transfers and splits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
 from uneven.policy.core.records import Record, StepRecord
 
 _REPORT_CORE_S = 0.0005
-"""Giving a report and deciding, on a worker's main thread: 0.4 ms to decide and 0.15 ms to give one, both measured in
-place on four workers of two shared cores on 2026-11-20. It decides how often the balancer hears of a change."""
+"""Core-seconds on a worker's main thread: 0.4 ms to decide and 0.15 ms to give a report, both measured in place on four
+workers of two shared cores on 2026-11-20. It decides the frequency of reports."""
 
 _WARM = 4
 """First iterations, which do not count."""
@@ -28,10 +28,8 @@ _TO_DEVIATION = 1.4826
 
 
 def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
-    """``workload`` with costs in core-seconds: a + b x by least squares over the workers' means.
-
-    Batches must differ between workers, and each must keep its own.
-    """
+    """Return ``workload`` with costs in core-seconds: a + b x by least squares over the workers' means. Batches must
+    differ between workers, and each must be constant."""
     steps = _by_rank(records, _WARM)
     batches = [float(its[0].batch) for its in steps.values()]
     work_s = [statistics.fmean(one.local_cpu_s for one in its) for its in steps.values()]
@@ -46,7 +44,7 @@ def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
 
 
 def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSpec:
-    """The description with its costs as dear and as noisy as they were in a run of it, from an iteration on."""
+    """Return the description with costs and noise of a run of it, from iteration ``since`` on."""
     steps = _by_rank(records, since)
     nodes = []
     for rank, node in enumerate(spec.nodes):
@@ -56,10 +54,8 @@ def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSp
 
 
 def own_sides(spec: ClusterSpec, records: Iterable[Record], since: int) -> dict[int, float]:
-    """Rank → seconds of the whole node that its own side of an exchange took in a run, from an iteration on.
-
-    Not the same for all: who waits on a narrow link, or in the midst of others, wakes up more often.
-    """
+    """Return rank → seconds of the whole node for its side of an exchange in a run, from iteration ``since`` on. They
+    differ: a worker on a narrow link, or between others, wakes up more often."""
     steps = _by_rank(records, since)
     return {
         rank: statistics.fmean(one.exchange_cpu_s for one in its) / min(1.0, spec.nodes[rank].cores)
@@ -74,10 +70,8 @@ def _scaled(workload: Workload, its: list[StepRecord]) -> Workload:
 
 
 def _jitter(its: list[StepRecord]) -> float:
-    """Relative deviation of a worker's processor time, from neighbour to neighbour: lasting changes do not count.
-
-    Not of its steps' times, for these are uneven because of the quota, which is the simulator's to find.
-    """
+    """Return the relative deviation of a worker's processor time between neighbours, without lasting changes. Step
+    times would include the effect of the quota, which the simulator computes."""
     apart = [
         abs(later.local_cpu_s - earlier.local_cpu_s) / (later.local_cpu_s + earlier.local_cpu_s) * 2.0
         for earlier, later in pairwise(its)

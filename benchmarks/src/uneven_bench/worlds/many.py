@@ -1,4 +1,4 @@
-"""Simulates many workers in a process of its own and prints how long it took: ``python -m … WORKERS ITERATIONS``."""
+"""A program that simulates many workers and prints its time and memory: ``python -m … WORKERS ITERATIONS``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLES_EACH = 64
 
 
 def main(workers: int, iterations: int) -> None:
-    """Balanced BSP on unequal nodes without jitter or limits on links."""
+    """Simulate balanced BSP on unequal nodes without jitter or limits on links."""
     nodes = tuple(Node(name=f"node{rank}", cores=_KINDS[rank % len(_KINDS)]) for rank in range(workers))
     spec = ClusterSpec(name="many", nodes=nodes, workload=Workload(global_batch=_SAMPLES_EACH * workers))
     started_s = time.perf_counter()

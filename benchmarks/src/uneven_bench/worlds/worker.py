@@ -1,4 +1,5 @@
-"""What ``uneven bench worlds`` trains on every emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
+"""The training of ``uneven bench worlds`` on every emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ WIDTH = 64
 
 
 def main(iterations: int, global_batch: int, name: str, width: int = WIDTH) -> None:
-    """Train for so many iterations; balancer and journal are the launcher's affair."""
+    """Train for a number of iterations; balancer and journal come from the launcher."""
     torch.set_num_threads(1)
     data = images(name)
     with uneven.Session() as session:
