@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-MARK = "UNEVEN_BENCH_RUN"
-"""A variable in the environment of all processes of a run: its folder."""
+MARK = "UNEVEN_BENCH_RUN"  # a variable in the environment of all processes of a run: its folder
 
 
 def running(folder: Path) -> Iterator[psutil.Process]:

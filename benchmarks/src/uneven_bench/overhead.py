@@ -31,9 +31,7 @@ from uneven_bench.show import Progress
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
 BAR_SHARE = 0.005
-BAR_DECIDE_S = 0.002
-"""The limit for 1,000 workers."""
-
+BAR_DECIDE_S = 0.002  # the limit for 1,000 workers
 _PER_WORKER = 64  # samples of an iteration
 _LIMIT_S = 300.0
 _WARM = 20  # the first iterations do not count: each of them has reports

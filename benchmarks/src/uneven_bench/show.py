@@ -19,8 +19,7 @@ Result = dict[str, Any]
 Progress = Callable[[str, str, float], None]
 """What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
 
-_WIDTH = 112
-"""Columns of output without a terminal; the widest table takes 104."""
+_WIDTH = 112  # columns of output without a terminal; the widest table takes 104
 
 
 def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:

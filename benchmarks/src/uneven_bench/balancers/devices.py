@@ -10,11 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from uneven.policy.core.views import Limits
 
-SPIKE = 4.0
-"""The factor of a lone spike, which slows one iteration of one worker."""
-
-SPIKES = 0.01
-"""The probability of a spike."""
+SPIKE = 4.0  # the factor of a lone spike, which slows one iteration of one worker
+SPIKES = 0.01  # the probability of a spike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,8 @@ from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK
 
-TIMEOUT_S = 5.0
-"""The time-out of gloo under torchft, as in its own example of DDP."""
-
-TORCHRUN_TIMEOUT_S = 30.0
-"""The time-out of gloo under torchrun."""
-
+TIMEOUT_S = 5.0  # the time-out of gloo under torchft, as in its own example of DDP
+TORCHRUN_TIMEOUT_S = 30.0  # the time-out of gloo under torchrun
 HERE = "127.0.0.1"
 _STARTS_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.01
@@ -74,9 +70,11 @@ class ElasticArm(ABC):
     ) -> None:
         self.workload = workload
         self.folder = folder
-        self.least, self.most = least, most
+        self.least = least
+        self.most = most
         self.between_faults_s = between_faults_s
-        self.silence_s, self.restarts = silence_s, restarts
+        self.silence_s = silence_s
+        self.restarts = restarts
         self.scripts: list[Script] = []
         self.machines = machines
         self._head: Script | None = None
@@ -171,7 +169,8 @@ class UnevenArm(ElasticArm):
         self, workload: CountedWorkload, folder: Path, *, elastic: bool = True, sync: str = "bsp", **rest: Any
     ) -> None:
         super().__init__(workload, folder, **rest)
-        self._elastic, self._sync = elastic, sync
+        self._elastic = elastic
+        self._sync = sync
         self._meeting = f"{self.here}:{free_port()}"
 
     def start(self, workers: int) -> None:

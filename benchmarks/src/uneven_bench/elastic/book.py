@@ -19,11 +19,14 @@ class MergeBook:
 
     def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:
         self.digest = ""
-        self._worker, self._session = worker, session
+        self._worker = worker
+        self._session = session
         elastic = session._loop.context.elastic
         assert elastic is not None, "merges are written down in elastic runs"
-        self._recovery, self._membership = elastic.recovery, elastic.membership
-        self._enter, self._complete = elastic.recovery.enter, elastic.recovery.complete
+        self._recovery = elastic.recovery
+        self._membership = elastic.membership
+        self._enter = elastic.recovery.enter
+        self._complete = elastic.recovery.complete
         elastic.recovery.enter = self._begins  # type: ignore[method-assign] # what is measured is inside
         elastic.recovery.complete = self._ends  # type: ignore[method-assign]
         path = worker.folder / f"merges-{os.getpid()}.jsonl"

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-SETTLED = 20
-"""The steps before a fault whose median is the usual step time."""
-
+SETTLED = 20  # the steps before a fault whose median is the usual step time
 KINDS = ("kill", "stop", "cut", "leave", "join")
 """Events with a measured pause: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
 
@@ -62,25 +60,16 @@ SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB":
 """Name → bytes of parameters. Workers of a ``bare`` size do not sleep."""
 
 DEMO = "demo"
-UNDISTURBED = (DEMO, "4MB", "100MB", "bare 4MB")
-"""The sizes of the run without faults, ``uneven demo`` included."""
-
+UNDISTURBED = (DEMO, "4MB", "100MB", "bare 4MB")  # the sizes of the run without faults, ``uneven demo`` included
 CUT = "cut"
 RANDOM = "random"
 PLAYED = ("faults", "faults-100mb", "stop", CUT, "torchft-ddp", "replay", RANDOM)
 OVERHEAD = "overhead"
 SPOT = {f"spot-{arm}": arm for arm in (OURS, TORCHFT, TORCHRUN)}
-NAMES = (*PLAYED, OVERHEAD, *SPOT)
-"""All cases, the trace of spot machines one for each arm."""
-
-TOGETHER = {"spot": tuple(SPOT)}
-"""Groups of cases with one name."""
-
-QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
-"""The cases of ``--quick``."""
-
-RANDOM_FAULTS = 250
-"""Faults of one seed: they take some eight minutes."""
+NAMES = (*PLAYED, OVERHEAD, *SPOT)  # all cases, the trace of spot machines one for each arm
+TOGETHER = {"spot": tuple(SPOT)}  # groups of cases with one name
+QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)  # the cases of ``--quick``
+RANDOM_FAULTS = 250  # faults of one seed: they take some eight minutes
 
 POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
             "diloco:every={}", "shuffle:ma:every={}", "asp", "ssp:staleness={}", "easgd:every={}", "backup:spares=1",
@@ -89,9 +78,7 @@ POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean"
 
 _EVERY = (2, 8)
 
-_QUICK_SILENCE_S = 4.0
-"""The silence limit of the stop in ``--quick``; the default of a run is 10 s."""
-
+_QUICK_SILENCE_S = 4.0  # the silence limit of the stop in ``--quick``; the default of a run is 10 s
 SPOT_S, SPOT_QUICK_S = 150.0, 6.0
 CHANGES, CHANGES_QUICK = 20, 2
 

@@ -27,18 +27,10 @@ _GOES_ON_WITHIN_S = 60.0
 _WAKES_WITHIN_S = 20.0
 _ENDS_WITHIN_S = 60.0
 _GONE_WITHIN_S = 5.0
-_AHEAD = 8
-"""Steps until a worker strikes itself, so that it reads the order in time."""
-
-_COMES_WITHIN_S = 0.8
-"""The usual seconds from a newcomer's start to its first step."""
-
-_AFTERWARDS = 3
-"""Steps after a fault that count as its consequences, in addition to those until the next exchange."""
-
-_SAID = 6000
-"""Characters of output that are kept of a run that does not end."""
-
+_AHEAD = 8  # steps until a worker strikes itself, so that it reads the order in time
+_COMES_WITHIN_S = 0.8  # the usual seconds from a newcomer's start to its first step
+_AFTERWARDS = 3  # steps after a fault that count as its consequences, in addition to those until the next exchange
+_SAID = 6000  # characters of output that are kept of a run that does not end
 Told = Callable[[str, float], None]
 
 

@@ -36,7 +36,8 @@ class ReplayedWorker:
     """One worker of a run whose replicas are merged now and then. ``samples``: since its last merge."""
 
     def __init__(self, workload: CountedWorkload) -> None:
-        self._workload, self._data = workload, workload.data()
+        self._workload = workload
+        self._data = workload.data()
         self.model = workload.model()
         self._optimizer = workload.optimizer(self.model)
         self.samples = 0
@@ -127,11 +128,8 @@ def _merge(sync: str) -> Merge:
 
 
 _CLOCKS = 64
-_BEHIND = 2
-"""Numbers behind the weights in a merge: the counts, and the resting worker."""
-
-_LEAST = 2.0**-40
-"""The weight of a replica without samples, in a mean by samples."""
+_BEHIND = 2  # numbers behind the weights in a merge: the counts, and the resting worker
+_LEAST = 2.0**-40  # the weight of a replica without samples, in a mean by samples
 
 
 def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

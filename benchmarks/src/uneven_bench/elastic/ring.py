@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-_LONGEST = 1 << 20
-"""Bytes of a segment, at most."""
+_LONGEST = 1 << 20  # bytes of a segment, at most
 
 
 def ring_sum(those: Sequence[torch.Tensor], before: int = 0, behind: int = 0) -> torch.Tensor:

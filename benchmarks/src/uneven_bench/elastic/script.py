@@ -18,8 +18,7 @@ from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
 from uneven_bench.elastic.workload import as_it_is
 
 _EPOCHS = 1_000_000
-_SAVED = 3
-"""Saves before the interval is chosen by their median."""
+_SAVED = 3  # saves before the interval is chosen by their median
 
 
 def ours(task: ElasticTask) -> None:

@@ -17,15 +17,11 @@ from uneven_bench.elastic.play import playing
 from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.show import Progress
 
-STAY = 2
-"""Machines that are always present."""
-
+STAY = 2  # machines that are always present
 _FILE = "traces/spot_traces.npz"
 _ZONES = ("us-east-1c", "us-east-1d", "us-east-1f", "us-west-2a")
 _SERIES = tuple(f"availability|1-node|aws-02-15-2023|{zone}_v100_1" for zone in _ZONES)
-_LENGTH, _LENGTH_QUICK = 64, 8
-"""Values of the series that are played, one for every 195 s."""
-
+_LENGTH, _LENGTH_QUICK = 64, 8  # values of the series that are played, one for every 195 s
 _SHIPPED_STEP_S, _SHIPPED_LENGTH = 195 / 60, 72
 """In which steps descriptions are read, and how many at least: those of spot."""
 

@@ -21,13 +21,9 @@ import torch
 from uneven_bench.elastic import logs
 from uneven_bench.elastic.workload import CountedWorkload, Counting, counted, weights
 
-CONTROL = "control.json"
-"""The file of the bench's orders; see :class:`Control`."""
-
+CONTROL = "control.json"  # the file of the bench's orders; see :class:`Control`
 _LOOK_EVERY_S = 0.005
-_USUAL = 20
-"""Exchanges whose median is the usual one."""
-
+_USUAL = 20  # exchanges whose median is the usual one
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 

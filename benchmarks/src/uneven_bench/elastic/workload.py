@@ -93,7 +93,8 @@ class NumberedSamples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     """Samples that know their index."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def __len__(self) -> int:
         return len(self.y)

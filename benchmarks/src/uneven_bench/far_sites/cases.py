@@ -33,8 +33,7 @@ one worker on their batch together."""
 QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
 
 SITES = ("us-east", "eu-west", "asia-east")
-BATCH = 192
-"""Samples of a step, of three sites together."""
+BATCH = 192  # samples of a step, of three sites together
 
 
 def world(name: str, lines: Mapping[tuple[str, str], tuple[float, float]]) -> ClusterSpec:
@@ -116,8 +115,7 @@ ARMS: dict[str, str] = {
 }
 """Arm of a real run → its text for ``uneven bench sync``."""
 
-TWO_MINUTES = "it takes two minutes: ask for it by --case"
-"""The reason why the quick form leaves real runs out."""
+TWO_MINUTES = "it takes two minutes: ask for it by --case"  # the reason why the quick form leaves real runs out
 
 NOT_ON_THREE_SITES = (
     *("ddp-powersgd", "torchft-diloco 20", "hivemind 20"),
@@ -159,8 +157,7 @@ SKEWED: dict[str, str] = {
 """Name → policy: Gaia, FederatedAveraging as local steps, DeepGradientCompression as the largest entries."""
 
 SCOUT_SKEWS, QUICK_SCOUT_SKEWS = (0, 40, 100), (0,)
-PARTS, PART_BATCH = 5, 20
-"""Sites with their own data, and the batch of each."""
+PARTS, PART_BATCH = 5, 20  # sites with their own data, and the batch of each
 
 
 def five_sites() -> ClusterSpec:

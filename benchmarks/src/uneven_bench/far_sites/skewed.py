@@ -27,8 +27,7 @@ from uneven_bench.far_sites.tasks import LossTask, NormalizedTask, lenet, small_
 from uneven_bench.show import Progress
 
 _RATE = 0.03
-_LAST = 2
-"""Evaluations whose mean accuracy counts."""
+_LAST = 2  # evaluations whose mean accuracy counts
 
 
 @dataclass(frozen=True, slots=True)

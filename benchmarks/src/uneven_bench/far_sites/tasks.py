@@ -16,17 +16,12 @@ from uneven.cluster.virtual.task import Classification
 from uneven.errors import DataError, UnknownNameError
 from uneven_bench.workloads.resnet import resnet
 
-Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Inputs and labels to train, and held out."""
-
+Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # inputs and labels to train, and held out
 MOMENTUM = 0.9
-PAST = 16
-"""Characters that a guess looks at."""
-
+PAST = 16  # characters that a guess looks at
 _GROUPS = 2
 _LOOKED_AT = 2000
-_CALIBRATED = 4
-"""Batches of each site that give batch norm's statistics for an evaluation."""
+_CALIBRATED = 4  # batches of each site that give batch norm's statistics for an evaluation
 
 
 class LossTask(Classification):

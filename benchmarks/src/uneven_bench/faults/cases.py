@@ -12,28 +12,19 @@ from random import Random
 TOGETHER = ("bsp", "local:every=3", "ma:every=2", "bmuf:every=3", "diloco:every=4", "shuffle", "hierarchical:every=2")
 """Policies whose workers take the same steps; a death ends the run."""
 
-STREAMED = ("shadow:ma", "shadow:bmuf")
-"""Policies at each worker's own pace; a death still ends the run."""
-
+STREAMED = ("shadow:ma", "shadow:bmuf")  # policies at each worker's own pace; a death still ends the run
 SERVED = ("asp", "ssp:staleness=2", "easgd:every=2", "shadow:easgd", "shadow:asp", "backup:spares=1")
 """Policies through a parameter server; the others continue without a worker that dies."""
 
 POLICIES = ("bsp",) * 4 + TOGETHER[1:] + STREAMED + SERVED
 SAMPLES, BATCH, EPOCHS = 102, 12, 3
-ITERATIONS, MOST_EPOCHS = 9, 8
-"""Nine iterations an epoch; the last has six samples, at least one for each worker."""
-
+ITERATIONS, MOST_EPOCHS = 9, 8  # nine iterations an epoch; the last has six samples, at least one for each worker
 LOOP = ("batch", "forward", "backward", "step")
 """While samples are read; before and after the backward pass; after the optimizer's step."""
 
-BEFORE = ("import", "setup", "first")
-"""Before the session, before its setup, before the first batch."""
-
-AFTER = ("last", "closed")
-"""After the last step, after ``session.close()``."""
-
-SAVING = ("evaluated", "save")
-"""Inside ``session.evaluated()``, and there with half a checkpoint written."""
+BEFORE = ("import", "setup", "first")  # before the session, before its setup, before the first batch
+AFTER = ("last", "closed")  # after the last step, after ``session.close()``
+SAVING = ("evaluated", "save")  # inside ``session.evaluated()``, and there with half a checkpoint written
 
 KINDS: dict[str, tuple[str, ...]] = {
     "none": ("import",),
@@ -61,9 +52,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 and ``break`` leaves the loop of one epoch; ``journal-full`` is a disk without room, ``journal-none`` a journal that
 cannot be opened, ``markers`` no room for the files that report a cause of death to the launcher."""
 
-CODES = {"kill": 137, "segv": 139, "term": 143, "raise": 1, "exit-3": 3}
-"""Kinds of death → exit code of the run."""
-
+CODES = {"kill": 137, "segv": 139, "term": 143, "raise": 1, "exit-3": 3}  # kinds of death → exit code of the run
 SIGNALLED = {"launcher-term": ("SIGTERM", 143), "launcher-int": ("SIGINT", 130), "launcher-kill": ("", 137)}
 """Signal to the launcher → its message, and its exit code."""
 
@@ -71,8 +60,7 @@ HARMLESS = ("none", "late", "shard", "journal-full", "markers")
 QUIET = ("exit-0", "os-exit-0")
 HANGING = ("stop", "sleep")
 
-SHORT_S, LONG_S = 8.0, 30.0
-"""Time-outs: for cases with a wait for it, and for the others."""
+SHORT_S, LONG_S = 8.0, 30.0  # time-outs: for cases with a wait for it, and for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

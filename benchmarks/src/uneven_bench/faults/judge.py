@@ -9,12 +9,8 @@ from dataclasses import dataclass
 
 from uneven_bench.faults.cases import SAMPLES, Expected, FaultCase, expected
 
-Line = tuple[int, int, Sequence[int]]
-"""Epoch, iteration of it from 1, samples of one worker."""
-
-Used = tuple[int, Sequence[int]]
-"""Epoch, samples of it."""
-
+Line = tuple[int, int, Sequence[int]]  # epoch, iteration of it from 1, samples of one worker
+Used = tuple[int, Sequence[int]]  # epoch, samples of it
 ENDS_WITHIN_S = 60.0
 """Seconds after fault and time-out: the roll call, half a minute for torch's shutdown, and a busy machine."""
 

@@ -24,9 +24,7 @@ _IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "uneven_bench.faul
 
 _STARTS_WITHIN_S = 120.0
 _GONE_WITHIN_S = 5.0
-_ENDLESS = 1_000_000
-"""Epochs if the launcher gets a signal: workers that do not receive it would train on."""
-
+_ENDLESS = 1_000_000  # epochs if the launcher gets a signal: workers that do not receive it would train on
 Waiting = Generator[None, None, None]
 
 
@@ -85,7 +83,8 @@ class _Life:
     """One run: the first with the fault, the second resumed and without it."""
 
     def __init__(self, case: FaultCase, folder: Path, life: int, epochs: int = 0) -> None:
-        self._case, self._life = case, life
+        self._case = case
+        self._life = life
         self._notes, self._work, self._temporary = (folder / name for name in ("notes", f"work-{life}", f"tmp-{life}"))
         for one in (self._notes, self._work, self._temporary):
             one.mkdir(exist_ok=True)

@@ -22,7 +22,8 @@ class Prepared(Dataset[Any]):
     """A data set with a transform of each sample."""
 
     def __init__(self, data: Any, transform: Callable[[Any], Any] | None) -> None:
-        self._data, self._transform = data, transform
+        self._data = data
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._data)

@@ -33,8 +33,7 @@ from uneven.runtime.jobs import Events, end_all
 from uneven.runtime.jobs.call import Child
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
-SILENCE_S = 120.0
-"""The longest time without the end of an epoch; then a process hangs."""
+SILENCE_S = 120.0  # the longest time without the end of an epoch; then a process hangs
 
 
 def installed() -> bool:
@@ -84,7 +83,8 @@ class Processes:
     is a failure."""
 
     def __init__(self, silence_s: float) -> None:
-        self._silence_s, self._events = silence_s, Events()
+        self._silence_s = silence_s
+        self._events = Events()
         self._children: list[Child] = []
         self._told: dict[str, list[tuple[Any, ...]]] = {}
 

@@ -23,8 +23,7 @@ from uneven.runtime.jobs.call import telling
 from uneven_bench.fleet.baseline import Prepared, fit
 from uneven_bench.fleet.cases import BATCH
 
-TOGETHER = 8
-"""TensorSocket's default number of loader batches in a message."""
+TOGETHER = 8  # TensorSocket's default number of loader batches in a message
 
 def loader_batches(samples: int, batch: int) -> tuple[int, int]:
     """Return the batches of an epoch that reach the members, with all samples, and those that the loader needs for it:

@@ -41,13 +41,11 @@ from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000
 BAR_S = 1.0
-DRAWN = 12, 8, 3
-"""Members, devices and seed of the ensemble in the pictures."""
+DRAWN = 12, 8, 3  # members, devices and seed of the ensemble in the pictures
 SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill", "densest")
 ERRORS = 0.0, 0.1, 0.3
 """The error of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
-RELATIVE = 0.2
-"""δ of ours, a share of the reference."""
+RELATIVE = 0.2  # δ of ours, a share of the reference
 
 METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
     "baseline": lambda rates, devices, seed: OnePerDevice(seed),

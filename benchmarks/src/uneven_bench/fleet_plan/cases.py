@@ -29,10 +29,8 @@ BELOW_MIDDLE = 0.6
 OF_LINEAR = 150.0 / (8 * SLOWEST_PER_S), 1030.0 / (8 * FASTEST_PER_S)
 """Share of linear scaling that the slowest and the fastest reach on eight devices."""
 EPOCHS = 10, 25
-PROFILED = 9
-"""M_t of these members: ⌈176 / 21⌉, if there are as many devices."""
-CHECKPOINT_S = 34.0
-"""The overhead of one round; computed from the paper's table of overheads, not stated there."""
+PROFILED = 9  # M_t of these members: ⌈176 / 21⌉, if there are as many devices
+CHECKPOINT_S = 34.0  # the overhead of one round; computed from the paper's table of overheads, not stated there
 LONGEST_S = 22_700.0
 """The longest training on one device; computed from the paper's speed-ups and times, not stated there."""
 

@@ -14,17 +14,10 @@ from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
 from uneven.policy.core.exact import Floats, Wholes
 
-_PACES = 512
-"""The largest number of paces to try."""
-
-_COUNTS = 16
-"""Paces are the rates on up to as many devices; on more if there are more for each member."""
-
-_FILLED = 8
-"""The number of best paces that are tried with fillers for the gap."""
-
-_SAME = 1e-9
-"""Share of a rate; rates that differ by less are equal."""
+_PACES = 512  # the largest number of paces to try
+_COUNTS = 16  # paces are the rates on up to as many devices; on more if there are more for each member
+_FILLED = 8  # the number of best paces that are tried with fillers for the gap
+_SAME = 1e-9  # share of a rate; rates that differ by less are equal
 
 
 class DensestPlanner(Planner):

@@ -13,8 +13,7 @@ from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
 
-CHANGED = 0.10
-"""A member's rate is corrected if it differs from the table by more than this share. Ours."""
+CHANGED = 0.10  # a member's rate is corrected if it differs from the table by more than this share. Ours.
 
 
 class LearningPlanner:

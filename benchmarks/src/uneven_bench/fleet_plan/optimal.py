@@ -14,9 +14,7 @@ from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.policy.core.exact import Floats
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 
-MOST_PLANS = 100_000
-"""Flotillas that the exact search looks at; 8 members on 8 devices have 12 869."""
-
+MOST_PLANS = 100_000  # flotillas that the exact search looks at; 8 members on 8 devices have 12 869
 _HALVINGS = 100
 
 

@@ -15,8 +15,7 @@ from uneven_bench.rivals.loops import REPORT_S, RivalOutcome, SettledTotals, loo
 
 WORKERS, EACH, NOISE = 8, 64, 0.05
 
-ASKING_S = 0.0003
-"""A worker's cost to move the counter: a question to the store of a real run, more if others wait."""
+ASKING_S = 0.0003  # a worker's cost to move the counter: a question to the store of a real run, more if others wait
 
 
 def flicker(use: Table, held: int, seed: int) -> RivalCase:

@@ -15,8 +15,7 @@ from uneven_bench.show import Progress
 
 CASES = ("synthetic", "clips", "change", "speed", "kills")
 QUICK = ("synthetic", "speed")
-DAY_S = 43_200
-"""The synthetic stream: twelve hours at one frame a second."""
+DAY_S = 43_200  # the synthetic stream: twelve hours at one frame a second
 
 
 def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:

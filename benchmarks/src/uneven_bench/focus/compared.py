@@ -21,8 +21,7 @@ from uneven_bench.focus.baselines import Binary, Method, Targets, one_thread
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen, look_through
 
-_SAME = 12.0
-"""The greatest difference, of 255, that *pixel differencing* takes for unchanged."""
+_SAME = 12.0  # the greatest difference, of 255, that *pixel differencing* takes for unchanged
 
 
 @one_thread()

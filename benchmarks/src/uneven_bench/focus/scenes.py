@@ -19,17 +19,10 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 SIDE = 32
 
 _STEPS = 1200
-_SURE = 0.9
-"""The least confidence of the truth network in a picture: a detector would not report others."""
-
-KNOWN = 8
-"""Pictures of each class that cross the scene: a camera sees the same cars and people again."""
-
-HERE = (1, 8, 9, 7, 2)
-"""The classes of the stream, most frequent first, by a Zipf law; the others never come."""
-
-LATER = (6, 0, 4, 5)
-"""The classes after the change, which the bench must notice."""
+_SURE = 0.9  # the least confidence of the truth network in a picture: a detector would not report others
+KNOWN = 8  # pictures of each class that cross the scene: a camera sees the same cars and people again
+HERE = (1, 8, 9, 7, 2)  # the classes of the stream, most frequent first, by a Zipf law; the others never come
+LATER = (6, 0, 4, 5)  # the classes after the change, which the bench must notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ class RememberedTruth(torch.nn.Module):
         super().__init__()
         self.classes = truth.classes
         self.network = truth.network
-        self.asked, self.remembering_s = 0, 0.0
+        self.asked = 0
+        self.remembering_s = 0.0
         answers = []
         began_s = time.process_time()
         with torch.inference_mode():

@@ -29,8 +29,7 @@ _ENVIRONMENT_AT = slice(47, 49)
 """The fields of ``/proc/PID/stat`` with begin and end of the environment, counted after the program's name."""
 
 
-_OPTIONS = ("-u", "-P", "-I", "-S")
-"""Options of the interpreter. All but the first have no effect in a running one."""
+_OPTIONS = ("-u", "-P", "-I", "-S")  # options of the interpreter. All but the first have no effect in a running one.
 
 
 class Forked(subprocess.Popen[bytes]):

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-_ended: list[BaseException | None] = []
-"""The exception that ended the program, or None, once it has ended."""
+_ended: list[BaseException | None] = []  # the exception that ended the program, or None, once it has ended
 
 
 def main(task: int) -> None:

@@ -16,9 +16,7 @@ from uneven.testing.ranks import RankContext
 from uneven_bench.preconditioners.models import MODELS
 
 BALANCES = ("even", "lb-bsp", "numerical", "analytic")
-SAMPLE_S = (0.0002, 0.0006)
-"""A sample's extra time for each worker of the pair, as both use the same GPU."""
-
+SAMPLE_S = (0.0002, 0.0006)  # a sample's extra time for each worker of the pair, as both use the same GPU
 PAIR_BATCH, UNLIKE_BATCH = 256, 512
 _SETTLED = 2  # the last of these parts of a run counts: the shares are found by then
 

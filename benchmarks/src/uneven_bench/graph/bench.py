@@ -25,14 +25,11 @@ from uneven_bench.lb_bsp.stage import play
 from uneven_bench.show import Progress
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
-QUICK = ("kernel", "step", "cuts")
-"""The cases of one process; four workers are played only on demand."""
-BAR_WIDTHS = (16, 64, 256)
-"""Features at which kernels are judged; the others are shown."""
+QUICK = ("kernel", "step", "cuts")  # the cases of one process; four workers are played only on demand
+BAR_WIDTHS = (16, 64, 256)  # features at which kernels are judged; the others are shown
 CORES = (0.6, 0.3, 0.2, 0.1)
 MBIT_PER_S = 100.0
-REGIONS = 48
-"""Parts that four workers transfer to each other."""
+REGIONS = 48  # parts that four workers transfer to each other
 HEADLINE = (
     "kernel_vs_dgl", "kernel_vs_dgl_worst", "kernel_vs_pyg", "forward_backward_vs_dgl", "forward_backward_vs_pyg",
     "fallback_vs_dgl", "step_vs_dgl", "step_vs_pyg_csr", "step_bf16_vs_dgl", "rows_vs_libra", "cost_over_target",

@@ -30,7 +30,8 @@ class Net(nn.Module):
 
     def __init__(self, make: Layers, call: Forward, features: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = make(features, HIDDEN), make(HIDDEN, classes)
+        self.first = make(features, HIDDEN)
+        self.second = make(HIDDEN, classes)
         self._call = call
 
     def forward(self, x: Tensor) -> Tensor:

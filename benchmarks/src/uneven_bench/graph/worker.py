@@ -214,8 +214,7 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
     return judged(step_s, cpu_s_of, roots, task["cores"])
 
 
-SETTLE = 5
-"""Blocks of steps before the measurement; parts may move after each."""
+SETTLE = 5  # blocks of steps before the measurement; parts may move after each
 
 
 def judged(

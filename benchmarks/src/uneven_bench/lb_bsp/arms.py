@@ -25,8 +25,7 @@ from uneven.cli.demo.demo_training import FixedSampler, ReadyMark
 from uneven.policy.balance import Balancer
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
-_FILLERS, _FILLER_BYTES = 20, 1 << 20
-"""Pieces of memory before a block, and their largest size."""
+_FILLERS, _FILLER_BYTES = 20, 1 << 20  # pieces of memory before a block, and their largest size
 
 
 def fillers(rng: np.random.Generator) -> list[torch.Tensor]:

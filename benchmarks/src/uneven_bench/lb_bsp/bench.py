@@ -168,5 +168,4 @@ def pair_keys(_: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MORE_KEYS = {"steady": steady_keys, "pair": pair_keys}
-"""Cases with additional keys in the whole result."""
+_MORE_KEYS = {"steady": steady_keys, "pair": pair_keys}  # cases with additional keys in the whole result

@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-Table = npt.NDArray[np.float64]
-"""Shape (rounds, workers)."""
-
+Table = npt.NDArray[np.float64]  # shape (rounds, workers)
 SHARES = (0.6, 0.4, 0.2, 0.1)
-PER_WORKER = 128
-"""Samples of an iteration and worker on average: ResNet-32's on CIFAR-10 in programs around LB-BSP."""
-
+PER_WORKER = 128  # samples of an iteration and worker on average: ResNet-32's on CIFAR-10 in programs around LB-BSP
 EIGHT = (0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08)
-OURS = "lb-bsp"
-"""The arm named "ours"."""
-
-TOGETHER = "together"
-"""Ours with iterations that workers finish together."""
-
+OURS = "lb-bsp"  # the arm named "ours"
+TOGETHER = "together"  # ours with iterations that workers finish together
 LIMIT = "oracle"
 
 RULES = {"dbs": "rival:dbs:epoch=10", "omnilearn": "rival:omnilearn:epoch=10", "lbb": "rival:lbb"}
@@ -164,8 +156,7 @@ def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
     return {case.name: case for case in (*found, *flickers)}
 
 
-FLICKERS = {25: 4, 5: 12, 2: 24}
-"""Iterations that a load stays → rounds of this length."""
+FLICKERS = {25: 4, 5: 12, 2: 24}  # iterations that a load stays → rounds of this length
 
 
 def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:

@@ -15,8 +15,7 @@ from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _EXCHANGES = 14
-_PROFILE_SHARE = 0.6
-"""The largest part of the time for LBB's profile, which is longer than the oracle's two sizes."""
+_PROFILE_SHARE = 0.6  # the largest part of the time for LBB's profile, which is longer than the oracle's two sizes
 
 
 def affine(work: TrainingWorkload, total: int, seconds: float) -> Affine:

@@ -44,7 +44,8 @@ class RuleArm(DDPArm):
         every: int,
     ) -> None:
         super().__init__(model, work, shares, block)
-        self._rule, self._every = rule, every
+        self._rule = rule
+        self._every = every
         self._limits = Limits.uniform(len(shares), sum(shares))
         self._nothing()
         self._step_s = 0.0

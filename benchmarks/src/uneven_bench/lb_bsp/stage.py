@@ -30,8 +30,7 @@ _PERIOD_S = 0.01
 """Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make
 communication look slower than on truly slow machines."""
 
-Said = Callable[[str, str, float], None]
-"""A receiver of rank 0's case, its current work, and the finished part."""
+Said = Callable[[str, str, float], None]  # a receiver of rank 0's case, its current work, and the finished part
 
 
 def play(
@@ -109,7 +108,8 @@ class OnStage:
     """A worker's line to the stage. ``directory``: the worker's argument; ``scene``: name of the case."""
 
     def __init__(self, directory: Path, rank: int, scene: str) -> None:
-        self._rank, self.scene = rank, scene
+        self._rank = rank
+        self.scene = scene
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(str(directory / SOCKET))
         self._had: dict[str, float] = {}

@@ -10,11 +10,8 @@ from typing import Any
 
 from uneven_bench.lb_bsp.cases import RIVALS, LbBspCase
 
-TARGET = 0.98
-"""The share of DDP's best accuracy that counts as trained."""
-
-Walls = dict[str, dict[int, float]]
-"""Arm → round → seconds for X samples."""
+TARGET = 0.98  # the share of DDP's best accuracy that counts as trained
+Walls = dict[str, dict[int, float]]  # arm → round → seconds for X samples
 
 
 @dataclass(frozen=True, slots=True)

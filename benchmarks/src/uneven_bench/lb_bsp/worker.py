@@ -90,7 +90,8 @@ class _LbBspRun:
         self._work = work
         self._line = line
         self._stage = stage
-        self._rank, self._size = line.rank, line.size
+        self._rank = line.rank
+        self._size = line.size
         even, rest = divmod(case.global_batch, line.size)
         self._even = tuple(even + (rank < rest) for rank in range(line.size))
         self._profiles: list[Cubic] = []

@@ -24,14 +24,10 @@ from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
 from uneven_bench.show import Progress, table_of
 
-EACH = 800
-"""Inputs for each target; there are eight."""
-
+EACH = 800  # inputs for each target; there are eight
 QUICK_EACH = 50
 SEED = 20261124
-LIMIT_S = 20.0
-"""Seconds of one input; the slowest good one takes a tenth of that on an idle machine."""
-
+LIMIT_S = 20.0  # seconds of one input; the slowest good one takes a tenth of that on an idle machine
 _STARTS_WITHIN_S = 120.0
 _CHILD = [sys.executable, "-P", "-m", "uneven_bench.mutations.targets"]
 

@@ -6,9 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-Document = Callable[[random.Random, bytes], bytes]
-"""A single change of a document."""
-
+Document = Callable[[random.Random, bytes], bytes]  # a single change of a document
 _LONG = 400
 _NUMBERS = (
     *("0", "-1", "1", "3.5", "1e-9", "-0.0", "5e-324", "1e308", "-1e308", "1e999", "2147483648"),

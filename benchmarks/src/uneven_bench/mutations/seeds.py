@@ -16,11 +16,8 @@ from torch.utils.data import TensorDataset
 
 from uneven.policy.core import records
 
-PLAYED_NODES = 64
-"""The largest number of nodes of a simulated cluster."""
-
-SERIES = "s.csv"
-"""The recorded series that one of the clusters names."""
+PLAYED_NODES = 64  # the largest number of nodes of a simulated cluster
+SERIES = "s.csv"  # the recorded series that one of the clusters names
 
 SEARCH = b"""\
 [search]

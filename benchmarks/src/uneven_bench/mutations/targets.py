@@ -35,8 +35,7 @@ Input = bytes | list[str]
 
 TAKEN, REFUSED = "taken", "refused"
 
-MEMORY_BYTES = 1 << 30
-"""The memory of an input at most."""
+MEMORY_BYTES = 1 << 30  # the memory of an input at most
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ class Mailbox:
         self, *, numbers: int, vector: int = 0, dtype: torch.dtype = torch.float32, timeout_s: float = 300.0
     ) -> None:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
         self._numbers = numbers
         self._vector = vector
         self._dtype = dtype

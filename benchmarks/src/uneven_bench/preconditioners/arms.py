@@ -20,12 +20,8 @@ import uneven
 from uneven.errors import ConfigError
 
 PERIODS = (10, 100)
-KINDS = {"plain": 1, "factor": PERIODS[0], "refresh": PERIODS[1]}
-"""Kind of step → a clock at which it is due."""
-
-RIVAL_AT = "KFAC_PYTORCH"
-"""The environment variable with kfac-pytorch's repository, if it is not installed."""
-
+KINDS = {"plain": 1, "factor": PERIODS[0], "refresh": PERIODS[1]}  # kind of step → a clock at which it is due
+RIVAL_AT = "KFAC_PYTORCH"  # the environment variable with kfac-pytorch's repository, if it is not installed
 LR, DAMPING = 0.01, 0.03
 
 

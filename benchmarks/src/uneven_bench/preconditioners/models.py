@@ -18,7 +18,8 @@ class _Normed(nn.Module):
         self.norm = nn.GroupNorm(8, outputs)
         self.two = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = nn.GroupNorm(8, outputs)
-        self._stride, self._more = stride, outputs - inputs
+        self._stride = stride
+        self._more = outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
         found = self.norm2(self.two(F.relu(self.norm(self.one(x)))))
@@ -32,12 +33,14 @@ class ResNet(nn.Module):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16)
+        self.first = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(8, 16)
         widths = [16] * n + [32] * n + [64] * n
         blocks = [
             _Normed(before, width, 1 + (width != before)) for before, width in zip([16, *widths], widths, strict=False)
         ]
-        self.blocks, self.last = nn.Sequential(*blocks), nn.Linear(64, 10)
+        self.blocks = nn.Sequential(*blocks)
+        self.last = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, shape (samples, 10)."""
@@ -67,9 +70,11 @@ class Transformer(nn.Module):
 
     def __init__(self, words: int = 256, wide: int = 128, layers: int = 4) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(words, wide), nn.Parameter(torch.zeros(64, wide))
+        self.words = nn.Embedding(words, wide)
+        self.places = nn.Parameter(torch.zeros(64, wide))
         self.layers = nn.Sequential(*(_Attention(wide, 4) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, words, bias=False)
+        self.norm = nn.LayerNorm(wide)
+        self.head = nn.Linear(wide, words, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of the next word, shape (words in all, 256)."""

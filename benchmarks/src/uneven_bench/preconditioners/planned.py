@@ -11,9 +11,7 @@ from uneven.cluster.series import SeriesFiles
 from uneven.policy.balance import balancers
 from uneven.policy.sync import policies
 
-_PERIOD_S = 0.01
-"""In which control groups deal out processor time."""
-
+_PERIOD_S = 0.01  # in which control groups deal out processor time
 _ITERATIONS = 140
 
 

@@ -12,17 +12,10 @@ Floats = npt.NDArray[np.float64]
 
 WORKERS = 4
 ITERATIONS = 800
-BASE_PER_S = (120.0, 100.0, 80.0, 60.0)
-"""Samples per second of the made-up workers, undisturbed."""
-
-NOISE = 0.03
-"""Noise of a made-up iteration's speed, as relative standard deviation."""
-
-READING_NOISE = 0.02
-"""Noise of a reading of the processor's use, 0 … 1."""
-
-SPIKE = 0.2
-"""A lone spike is an iteration at this part of the usual speed."""
+BASE_PER_S = (120.0, 100.0, 80.0, 60.0)  # samples per second of the made-up workers, undisturbed
+NOISE = 0.03  # noise of a made-up iteration's speed, as relative standard deviation
+READING_NOISE = 0.02  # noise of a reading of the processor's use, 0 … 1
+SPIKE = 0.2  # a lone spike is an iteration at this part of the usual speed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,11 +9,8 @@ from uneven.journal.report.page import Page
 from uneven.journal.report.pure.figures import Figure, colour
 from uneven_bench.predictors.cases import Floats, PredictorCase
 
-SHOWN = 160
-"""Iterations in a picture."""
-
-DRAWN = ("last", "ema", "narx", "auto")
-"""Predictors in a picture; more would hide each other."""
+SHOWN = 160  # iterations in a picture
+DRAWN = ("last", "ema", "narx", "auto")  # predictors in a picture; more would hide each other
 
 
 def write_page(path: Path, cases: dict[str, PredictorCase], told: dict[str, dict[str, Floats]]) -> None:

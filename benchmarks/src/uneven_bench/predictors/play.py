@@ -11,12 +11,8 @@ from uneven.policy.core.views import Observation
 from uneven.policy.predict import Predictor, predictors, study
 from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Floats, PredictorCase, announced, calm
 
-AHEAD = 4
-"""Iterations of the longer forecast."""
-
-SAMPLES_PER_WORKER = 64
-"""Global batch ÷ workers."""
-
+AHEAD = 4  # iterations of the longer forecast
+SAMPLES_PER_WORKER = 64  # global batch ÷ workers
 _FOLLOWED = 0.9
 SPIKED_ITERATIONS = 400
 _SPIKES_FROM, _SPIKES_EVERY = 200, 25

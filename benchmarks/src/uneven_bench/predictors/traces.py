@@ -18,9 +18,7 @@ from uneven.errors import ConfigError, JournalError
 from uneven.policy.core.records import Record, StepRecord
 from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
-STRETCH = 4.3
-"""Iterations of one sample of processor use; not a whole number, so changes fall into iterations."""
-
+STRETCH = 4.3  # iterations of one sample of processor use; not a whole number, so changes fall into iterations
 _NOISE = 0.03
 _LEAST_FREE = 0.05
 _MOST_JOB_ITERATIONS = 600

@@ -141,7 +141,7 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
     with tempfile.TemporaryDirectory(prefix="uneven-recommendation-") as made, ExitStack() as stack:
         folder = Path(made)
         served = case.way == "served"
-        told_when = served or case.way == "held" or case.way.startswith("torchrec")  # announces the start of its training
+        told_when = served or case.way == "held" or case.way.startswith("torchrec")  # announces its start of training
         server = ShardKeeper(folder / TABLES, 1, case.trainers, program=PROGRAM) if served else None
         stack.callback(server.close if server else lambda: None)
         script = [worker.__file__, case.way, str(folder), "--batch", str(case.batch), "--window-s", str(window_s)]

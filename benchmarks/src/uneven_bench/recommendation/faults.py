@@ -30,11 +30,9 @@ from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
 
 KILLS, SAVE_EVERY_S = 3, 1.0
 _GIVES_UP_S = 60.0
-_WARM = 20
-"""Batches in which servers load their compiled code."""
+_WARM = 20  # batches in which servers load their compiled code
 _RATE = RowwiseAdagrad(lr=0.05)
-_LOOKED_UP = 26
-"""Rows of a sample, for the tables of gigabytes."""
+_LOOKED_UP = 26  # rows of a sample, for the tables of gigabytes
 
 
 @contextmanager

@@ -100,7 +100,8 @@ class OnePass:
     """One pass over the log; see the module."""
 
     def __init__(self, data: Clicks, way: Learning, seed: int, settings: LearningSettings = PLAIN) -> None:
-        self._way, self._data = way, data
+        self._way = way
+        self._data = data
         self._tables = RowwiseAdagrad(settings.table_lr, initial_accumulator_value=settings.first_sum)
         self._dense_lr = settings.dense_lr
         self._held = len(data.clicked) // HELD

@@ -21,8 +21,7 @@ from uneven.runtime.rundir import mark_coming, mark_ready
 from uneven_bench.recommendation.model import DLRM, FlatTables, Log, ModuleTables, served
 
 WAYS = ("served", "held", "flat", "modules", "ddp", "torchrec", "torchrec-pipeline")
-_WARM = 20
-"""Batches."""
+_WARM = 20  # batches
 
 
 class Marks:

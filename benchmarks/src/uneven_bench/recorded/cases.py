@@ -20,16 +20,12 @@ ANNOUNCED = "rivals come and go"
 BURSTS = "short bursts"
 
 _GRAIN_S = 0.5
-_BLOCK_GRAINS = (10, 20)
-"""A load of ``ANNOUNCED`` stays for 5 … 10 seconds."""
-
+_BLOCK_GRAINS = (10, 20)  # a load of ``ANNOUNCED`` stays for 5 … 10 seconds
 _LOADS = (0.0, 1.0, 2.0)
 _BURST_S = 0.15
 _BURST_EVERY = 40
 _BURST_LOAD = 4.0
-_SAMPLE_S = 1.5
-"""Seconds of one sample, of five minutes, of a replayed trace of processor use."""
-
+_SAMPLE_S = 1.5  # seconds of one sample, of five minutes, of a replayed trace of processor use
 _MOST_LOAD = 5.0
 _SAMPLES = 96
 

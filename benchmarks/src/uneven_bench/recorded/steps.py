@@ -12,12 +12,8 @@ import numpy as np
 from uneven.cluster.pure.describe.trace import Trace
 from uneven_bench.predictors.cases import Floats
 
-FOLLOWED = 0.9
-"""Part of a step that counts as following it."""
-
-WITHIN = 9
-"""Iterations after the first of a step that count."""
-
+FOLLOWED = 0.9  # part of a step that counts as following it
+WITHIN = 9  # iterations after the first of a step that count
 _FELT = 0.5  # part of a step from which on an iteration counts as the first of the new level
 _FELT_WITHIN = 4  # iterations after the moment
 _SETTLED_AFTER = 2  # iterations after the moment from which on the level is taken

@@ -27,9 +27,7 @@ from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
 from uneven_bench.show import Progress
 
-OURS = "lb-bsp"
-"""The arm named "ours": the default."""
-
+OURS = "lb-bsp"  # the arm named "ours": the default
 LIMITS = ("oracle", "foreseen")
 """Limits instead of methods: a split that knows the next iteration, and one that knows it without the noise."""
 

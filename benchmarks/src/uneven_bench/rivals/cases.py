@@ -8,15 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Table = npt.NDArray[np.float64]
-"""Shape (iterations, workers)."""
-
+Table = npt.NDArray[np.float64]  # shape (iterations, workers)
 ITERATIONS = 400
-SETTLING = 80
-"""First iterations, which do not count: two epochs of the rules that decide once an epoch."""
-
-CHANGE = 150
-"""Iteration at which speeds or links change, in the middle of an epoch."""
+SETTLING = 80  # first iterations, which do not count: two epochs of the rules that decide once an epoch
+CHANGE = 150  # iteration at which speeds or links change, in the middle of an epoch
 
 # Seconds, as measured on 0.6, 0.4, 0.2 and 0.1 of a core. Of the overhead a quarter is paid again for every
 # micro-batch: a backward pass of that network over one sample takes as long as two and a half samples more.
@@ -24,11 +19,8 @@ CPU_OVERHEAD_S = (0.0057, 0.0079, 0.0141, 0.042)
 CPU_PER_SAMPLE_S = (0.0006, 0.00084, 0.00208, 0.00425)
 LAUNCH_PART = 0.25
 
-HELD = 10
-"""Iterations that one recorded mini-batch time holds: every tenth was recorded."""
-
-GOOGLE_HELD = 25
-"""Iterations that one recorded use of a machine holds."""
+HELD = 10  # iterations that one recorded mini-batch time holds: every tenth was recorded
+GOOGLE_HELD = 25  # iterations that one recorded use of a machine holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

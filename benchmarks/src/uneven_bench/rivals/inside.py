@@ -17,11 +17,8 @@ from uneven_bench.peers.flexrr.virtual_time import play as play_flexrr
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.loops import RivalOutcome, SettledTotals
 
-MESSAGE_S = 0.0005
-"""Seconds from one worker to another in one rack, Python on both ends included; our estimate."""
-
-PIECES = (4, 8, 16)
-"""Micro-batches of an even share."""
+MESSAGE_S = 0.0005  # seconds from one worker to another in one rack, Python on both ends included; our estimate
+PIECES = (4, 8, 16)  # micro-batches of an even share
 
 
 def best(outcomes: Iterable[RivalOutcome]) -> RivalOutcome:

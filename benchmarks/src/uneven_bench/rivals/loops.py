@@ -17,9 +17,7 @@ from uneven_bench.balancers.rivals.fastest import fastest_finish
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
 
-REPORT_S = 0.0003
-"""A worker's cost of a gather of reports, about that of a run."""
-
+REPORT_S = 0.0003  # a worker's cost of a gather of reports, about that of a run
 BUDGET = 0.005
 
 

@@ -34,8 +34,7 @@ from uneven_bench.search.ray_controller import RayController, RayTrial
 
 MAX_T = 27
 TRIALS = 64
-EVERY = 3
-"""Epochs between two judgements of a population."""
+EVERY = 3  # epochs between two judgements of a population
 
 OURS = {
     "fifo": "fifo",
@@ -98,11 +97,8 @@ class OfRay(Scheduler):
         return Ruling(Move.STOP, "Ray says so") if said == "STOP" else GO_ON
 
 
-Played = tuple[float, float]
-"""Final accuracy of the cell with the best report, and epochs of all trials together."""
-
-Player = Callable[[Sequence[float], int], Played]
-"""Final accuracies and a seed → the result of a search."""
+Played = tuple[float, float]  # final accuracy of the cell with the best report, and epochs of all trials together
+Player = Callable[[Sequence[float], int], Played]  # final accuracies and a seed → the result of a search
 
 
 def ours(make: Callable[[], Scheduler], final: Sequence[float], seed: int) -> Played:

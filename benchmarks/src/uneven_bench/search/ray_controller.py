@@ -17,7 +17,8 @@ class RayTrial:
     is_saving = False
 
     def __init__(self, number: int, config: dict[str, Any]) -> None:
-        self.trial_id, self.config = str(number), dict(config)
+        self.trial_id = str(number)
+        self.config = dict(config)
         self.status = "PENDING"
         self.t = 0
         self.last_result: dict[str, Any] = {}

@@ -21,17 +21,11 @@ from uneven_bench.server.parts import ended, python, wait_for
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
 ELEMENTS = 16_384
-PACE_S = 0.1
-"""Seconds between two steps of a worker."""
-
+PACE_S = 0.1  # seconds between two steps of a worker
 LEAD = 5
 SAMPLES = 50
-WATCHED = 0.9
-"""The part of the time with measurements."""
-
-PARTS = 10
-"""Parts of that time; use is reported for each."""
-
+WATCHED = 0.9  # the part of the time with measurements
+PARTS = 10  # parts of that time; use is reported for each
 WHAT = ("memory_bytes", "descriptors", "threads")
 
 Say = Callable[[str, float], None]

@@ -130,7 +130,8 @@ class Ours(SyncArm):
         policy = policies.resolve(sync)
         facts = policy.facts
         assert facts is not None, "every policy that ships states its facts"
-        self.own_pace, self.every = facts.pace is Pace.OWN, facts.every
+        self.own_pace = facts.pace is Pace.OWN
+        self.every = facts.every
         self.session = uneven.Session(balance=balance, sync=sync, seed=seed, journal=journal)
         self.net, self.optimizer = self.session.setup(model, self.optimizer, gradient_as_bucket_view=True)
         total = batch * dist.get_world_size()

@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-YARDSTICK = "unsynchronised"
-"""The arm that exchanges nothing: what the same workers reach at best."""
-
+YARDSTICK = "unsynchronised"  # the arm that exchanges nothing: what the same workers reach at best
 AGAIN = "unsynchronised-again"
 """The yardstick once more, made after all others but the twins: an arm's place in memory is worth a per cent or two.
 Shares are of the mean of both."""
 
-BARE = "bare"
-"""The arm next to which gloo sums as many bytes, back to back, without use: the limit of a shadow."""
-
+BARE = "bare"  # the arm next to which gloo sums as many bytes, back to back, without use: the limit of a shadow
 DDP = "ddp"
 SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
 """ShadowSync's three algorithms, S-EASGD in the form that needs no server."""
@@ -23,14 +19,9 @@ SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
 TWINS = {"shadow:easgd": "fr-easgd", "shadow:ma": "fr-ma", "shadow:bmuf": "fr-bmuf"}
 """Shadow → its twin in the foreground, at the fixed rate that costs the same bytes."""
 
-GAUGE = "shadow:ma"
-"""The arm whose bytes set the twins' rate."""
-
-TORCHFT = "torchft-"
-"""The first word of the text of torchft's arms."""
-
-HIVEMIND = "hivemind"
-"""The first word of the text of hivemind's arm."""
+GAUGE = "shadow:ma"  # the arm whose bytes set the twins' rate
+TORCHFT = "torchft-"  # the first word of the text of torchft's arms
+HIVEMIND = "hivemind"  # the first word of the text of hivemind's arm
 
 
 def package_of(who: str) -> str | None:
@@ -38,25 +29,14 @@ def package_of(who: str) -> str | None:
     return next((one.rstrip("-") for one in (TORCHFT, HIVEMIND) if who.startswith(one)), None)
 
 
-SEEDS = 3
-"""Seeds of the comparison of shadows and twins, in its own case."""
-
-EVERY = "{every}"
-"""A placeholder in an arm's text: steps between two exchanges for as many bytes as the gauge's."""
-
+SEEDS = 3  # seeds of the comparison of shadows and twins, in its own case
+EVERY = "{every}"  # a placeholder in an arm's text: steps between two exchanges for as many bytes as the gauge's
 NETS = {"fast": math.inf, "100mbit": 100.0, "20mbit": 20.0}
 SIZES = (2, 4, 8)
-CORES = 1.6
-"""Cores of all workers together; the machine should have two."""
-
-SLOW = 4
-"""The factor of the straggler."""
-
-BATCH = 64
-"""Samples of each worker in a step."""
-
-_WARM_UP_STEPS = 500
-"""Steps without block momentum, as many as fairseq's warm-up has."""
+CORES = 1.6  # cores of all workers together; the machine should have two
+SLOW = 4  # the factor of the straggler
+BATCH = 64  # samples of each worker in a step
+_WARM_UP_STEPS = 500  # steps without block momentum, as many as fairseq's warm-up has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +174,7 @@ def short() -> dict[str, SyncCase]:
     return found
 
 
-_SHORT_ROUNDS_S = (1.5,) * 10
-"""Many short rounds, so that arms take turns before the machine changes."""
-
+_SHORT_ROUNDS_S = (1.5,) * 10  # many short rounds, so that arms take turns before the machine changes
 _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 

@@ -22,8 +22,7 @@ EVERYBODY = "everybody"
 WAYS = ("grid", "digits")
 FLOATS = 1_000_000
 _REPEATS = 3
-_TURNS = 2
-"""In a repeat: a grid has two kinds of groups."""
+_TURNS = 2  # in a repeat: a grid has two kinds of groups
 
 
 @dataclass(frozen=True, slots=True)

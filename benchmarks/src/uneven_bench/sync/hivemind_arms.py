@@ -33,7 +33,8 @@ class Hivemind(SyncArm):
         logging.getLogger("hivemind").setLevel(logging.ERROR)
         self.every = every
         self._steps = 0
-        here, size = [f"/ip4/{own_address()}/tcp/0"], dist.get_world_size()
+        here = [f"/ip4/{own_address()}/tcp/0"]
+        size = dist.get_world_size()
         told: list[list[str]] = [[]]
         if dist.get_rank() == 0:
             self._table = DHT(host_maddrs=here, start=True)

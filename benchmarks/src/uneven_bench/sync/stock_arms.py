@@ -23,8 +23,7 @@ from uneven_bench.sync.arm import SyncArm
 _WARM = 2
 """Steps in which PowerSGD sends whole gradients; torch needs two at least, as it rebuilds buckets after the first."""
 
-_ONE_BUCKET_MB = 64.0
-"""PowerSGD of torch 2.13 hangs over gloo with more than one bucket."""
+_ONE_BUCKET_MB = 64.0  # PowerSGD of torch 2.13 hangs over gloo with more than one bucket
 
 
 class Stock(SyncArm):

@@ -36,7 +36,8 @@ class TorchFT(SyncArm):
         if way not in ("local", "diloco"):
             raise UnknownNameError("way", way, ("local", "diloco"))
         self.every = every
-        here, size = own_address(), dist.get_world_size()
+        here = own_address()
+        size = dist.get_world_size()
         self._lighthouse = LighthouseServer(bind="0.0.0.0:0", min_replicas=size) if dist.get_rank() == 0 else None
         told = [""]
         if self._lighthouse is not None:

@@ -29,11 +29,8 @@ from uneven_bench.sync.exchange import EVERYBODY, ExchangeTimes, sweep
 TASK = "task.json"
 RESULTS = "results.json"
 _TIMEOUT_S = 300.0
-_LOOKED_AT = 2000
-"""Held-out images of a loss."""
-
-_FIRST_STEPS = 2
-"""Steps by which an arm with waiting measures the steps of a round."""
+_LOOKED_AT = 2000  # held-out images of a loss
+_FIRST_STEPS = 2  # steps by which an arm with waiting measures the steps of a round
 
 
 def write_task(directory: Path, case: SyncCase, data: str) -> None:
@@ -87,11 +84,14 @@ class _SyncRun:
         self._case = case
         self._stage = stage
         self._directory = directory
-        self._connection, self._line = connection, connection.transport
+        self._connection = connection
+        self._line = connection.transport
         self._rank = self._line.rank
         found = images(data)
-        self._train, self._test = found.train, tuple(one[:_LOOKED_AT] for one in found.test.tensors)
-        self._inputs, self._classes = math.prod(found.train.tensors[0].shape[1:]), found.classes
+        self._train = found.train
+        self._test = tuple(one[:_LOOKED_AT] for one in found.test.tensors)
+        self._inputs = math.prod(found.train.tensors[0].shape[1:])
+        self._classes = found.classes
         self._arms: dict[str, SyncArm] = {}
         self._blocks: dict[str, list[list[TrainingStretch]]] = {name: [] for name in case.arms}  # of all ranks
         self._losses: dict[str, list[float]] = {name: [] for name in case.arms}

@@ -48,7 +48,8 @@ class Stretch(Dataset[tuple[torch.Tensor, ...]]):
     loader's epoch is a block. The order does not depend on how ``data`` is stored."""
 
     def __init__(self, data: TensorDataset, samples: int) -> None:
-        self._data, self._samples = data, samples
+        self._data = data
+        self._samples = samples
         self._order = np.random.default_rng(0).permutation(len(data))
         self._offset = 0
 

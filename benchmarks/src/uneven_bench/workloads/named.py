@@ -11,8 +11,7 @@ from uneven_bench.workloads.base import TrainingWorkload
 from uneven_bench.workloads.resnet import resnet
 from uneven_bench.workloads.svm import svm
 
-WIDTH = 64
-"""Channels of the benches' network."""
+WIDTH = 64  # channels of the benches' network
 
 
 @lru_cache(maxsize=1)

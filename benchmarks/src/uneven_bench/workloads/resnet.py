@@ -29,8 +29,7 @@ _FILE = Path("cifar10") / "cifar10_10k2k_delta.npz"
 _KEYS = ("x_train_delta", "y_train", "x_test_delta", "y_test")
 _BLOCKS = 5  # in each of three stages: 6 · 5 + 2 = 32 layers
 _GROUPS = 8
-_HELD_OUT = 500
-"""Images for an accuracy; all of them would take longer than the training."""
+_HELD_OUT = 500  # images for an accuracy; all of them would take longer than the training
 
 
 class _Block(nn.Module):
@@ -42,7 +41,8 @@ class _Block(nn.Module):
         self.norm1 = nn.GroupNorm(_GROUPS, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(_GROUPS, channels)
-        self._stride, self._new = stride, channels - channels_in
+        self._stride = stride
+        self._new = channels - channels_in
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = F.relu(self.norm1(self.conv1(x)))

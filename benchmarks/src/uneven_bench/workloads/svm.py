@@ -21,14 +21,11 @@ from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import DataError
 from uneven_bench.workloads.base import TrainingWorkload
 
-FEATURES = 128
-"""The number of features kept of a row; most rows have fewer."""
-
+FEATURES = 128  # the number of features kept of a row; most rows have fewer
 _FILE = Path("sparse") / "url_lexical.npz"
 _KEYS = ("indptr", "index_delta", "n_features", "y", "split")
 
-Rows = npt.NDArray[np.int64]
-"""Shape (samples, FEATURES); a shorter row is filled with the number of features."""
+Rows = npt.NDArray[np.int64]  # shape (samples, FEATURES); a shorter row is filled with the number of features
 
 
 class LinearSVM(nn.Module):

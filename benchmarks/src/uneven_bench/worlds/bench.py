@@ -47,12 +47,8 @@ from uneven_bench.worlds.worker import WIDTH
 
 __all__ = ["run", "tables"]
 
-SETTLED = CHANGE_AT + 45
-"""The first iteration that counts: the split has been found, after a change as well."""
-
-QUICK = "steady shares"
-"""The case of ``--quick``."""
-
+SETTLED = CHANGE_AT + 45  # the first iteration that counts: the split has been found, after a change as well
+QUICK = "steady shares"  # the case of ``--quick``
 _SEEDS = 5
 
 _QUICK_WIDTH = 32

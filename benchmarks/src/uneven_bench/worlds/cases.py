@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, Workload, steady
 
 GLOBAL_BATCH = 256
-CHANGE_AT = 6
-"""The iteration of a change, if there is one."""
-
+CHANGE_AT = 6  # the iteration of a change, if there is one
 _STEP_S = 300.0
-_PERIOD_S = 0.01
-"""The period of the emulator's quotas."""
+_PERIOD_S = 0.01  # the period of the emulator's quotas
 
 _LOADS = (
     (15.7, 8.6, 15.8, 9.9, 15.9, 8.4, 7.4, 21.5, 7.4, 9.4, 21.1, 8.5),

@@ -15,15 +15,11 @@ from uneven_bench.show import table_of
 
 BALANCERS = ("even", "lb-bsp")
 
-TIE = 0.03
-"""Two strategies whose times differ by less are called equally fast."""
-
-CLOSE = 0.1
-"""A gain too small for one run each: on a shared machine, two equal runs may differ by as much."""
+TIE = 0.03  # two strategies whose times differ by less are called equally fast
+CLOSE = 0.1  # a gain too small for one run each: on a shared machine, two equal runs may differ by as much
 
 
-TOLD = 3
-"""Races that must all have the same winner, or there is none."""
+TOLD = 3  # races that must all have the same winner, or there is none
 
 
 class Pair(NamedTuple):
@@ -41,8 +37,7 @@ class Race(NamedTuple):
     emulated: float
 
 
-Compared = dict[str, dict[str, dict[str, Any]]]
-"""Case → balancer → :func:`summary`."""
+Compared = dict[str, dict[str, dict[str, Any]]]  # case → balancer → :func:`summary`
 
 
 def iteration_s(records: list[Record], since: int) -> float:

@@ -20,11 +20,8 @@ _REPORT_CORE_S = 0.0005
 """Core-seconds on a worker's main thread: 0.4 ms to decide and 0.15 ms to give a report, both measured in place on four
 workers of two shared cores on 2026-11-20. It decides the frequency of reports."""
 
-_WARM = 4
-"""First iterations, which do not count."""
-
-_TO_DEVIATION = 1.4826
-"""From the median absolute deviation to the standard deviation of a normal distribution."""
+_WARM = 4  # first iterations, which do not count
+_TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
 
 
 def shape_of(records: Iterable[Record], workload: Workload) -> Workload:

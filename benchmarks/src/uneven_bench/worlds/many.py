@@ -12,9 +12,7 @@ from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.policy.balance import balancers
 from uneven.policy.sync import BSP
 
-_KINDS = (1.0, 0.8, 0.5, 0.4)
-"""Cores of the nodes, by turns."""
-
+_KINDS = (1.0, 0.8, 0.5, 0.4)  # cores of the nodes, by turns
 _SAMPLES_EACH = 64
 
 

@@ -12,8 +12,7 @@ from uneven.cli.demo.demo_training import loss_of, make_optimizer, network
 from uneven.cluster.virtual.datasets import images
 from uneven_bench.workloads.base import first
 
-WIDTH = 64
-"""Channels of the first convolution, unless another number is given."""
+WIDTH = 64  # channels of the first convolution, unless another number is given
 
 
 def main(iterations: int, global_batch: int, name: str, width: int = WIDTH) -> None:

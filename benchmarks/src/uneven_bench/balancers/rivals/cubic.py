@@ -12,8 +12,7 @@ import numpy as np
 from uneven.errors import ConfigError
 from uneven.policy.core.views import Limits
 
-LEAST_SIZES = 4
-"""The least number of different batch sizes, equal to the number of coefficients."""
+LEAST_SIZES = 4  # the least number of different batch sizes, equal to the number of coefficients
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView, Limits
 from uneven_bench.balancers.rivals.epochs import Epochs
 
-EPOCH = 40
-"""Iterations, our choice."""
+EPOCH = 40  # iterations, our choice
 
 
 def dbs_shares(

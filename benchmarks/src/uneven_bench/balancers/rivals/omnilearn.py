@@ -22,8 +22,7 @@ from uneven.policy.core.views import BalanceView
 from uneven_bench.balancers.rivals.dbs import EPOCH
 from uneven_bench.balancers.rivals.epochs import Epochs
 
-_DIGITS = 6
-"""Digits kept before rounding up: 50.000000000000007 is 50."""
+_DIGITS = 6  # digits kept before rounding up: 50.000000000000007 is 50
 
 
 def omnilearn_round(

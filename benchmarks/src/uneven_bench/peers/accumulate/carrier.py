@@ -39,7 +39,8 @@ class AccumulateCarrier:
             raise ConfigError(f"accumulate: a micro-batch of {grain} samples: it must have at least one")
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._grain = grain
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
         self._iteration = 0
         self.own = 0
         self.ready_s = 0.0

@@ -19,9 +19,7 @@ from uneven.errors import PeerError
 from uneven_bench.peers.backup.quorum import Quorum, samples_each
 from uneven_bench.peers.mailbox import Mailbox
 
-SERVER = 0
-"""The rank that hosts the server, and is a worker like any other."""
-
+SERVER = 0  # the rank that hosts the server, and is a worker like any other
 _PUSH, _END = 0, 1
 
 MeanLoss = Callable[[int], torch.Tensor]
@@ -112,7 +110,8 @@ class BackupCarrier:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         size = dist.get_world_size()
         quorum = Quorum(size, spares)
-        self._spares, self._size = spares, size
+        self._spares = spares
+        self._size = size
         first = _flat(self._parameters)
         dist.broadcast(first, src=SERVER)
         self._load(first)

@@ -69,7 +69,8 @@ class FlexRR:
         self._group = tuple(other for other in range(workers) if other != rank)
         self._pieces = pieces
         self._rules = rules or Rules()
-        self._next, self._end = 0, pieces  # own pieces neither begun nor offered
+        self._next = 0  # own pieces neither begun nor offered
+        self._end = pieces
         self._offers: dict[int, _Offer] = {}
         self._offered = 0
         self._help: deque[_Help] = deque()  # the first one is under way once it has been begun

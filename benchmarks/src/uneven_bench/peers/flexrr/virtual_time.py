@@ -42,7 +42,8 @@ class _IterationPlay:
         self._letters: list[list[tuple[int, FlexRRMessage]]] = [[] for _ in workers]
         self._done: list[dict[tuple[int, int], list[int]]] = [{} for _ in workers]
         self._through = [False] * len(workers)
-        self.ends_s, self.busy_s = [0.0] * len(workers), [0.0] * len(workers)
+        self.ends_s = [0.0] * len(workers)
+        self.busy_s = [0.0] * len(workers)
         self.dropped = self.messages = 0
 
     def run(self) -> None:
