@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from idiom_base import (
     CLASSES,
@@ -205,6 +206,8 @@ def looked_at_by_one(session: Any) -> nn.Module:
     if session.rank == 0:
         x, _ = next(iter(loader))
         model(x)
+    if session.world_size > 1:
+        dist.barrier()  # otherwise the other workers may have taken every sample before
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
