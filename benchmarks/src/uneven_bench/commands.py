@@ -56,9 +56,7 @@ app = typer.Typer(
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Case = Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")]
-Data = Annotated[
-    str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
-]
+Data = Annotated[str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")]
 
 
 def _find(data: str) -> None:
@@ -69,12 +67,7 @@ def _find(data: str) -> None:
 
 
 @app.command("lb-bsp")
-def lb_bsp(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "digits",
-    case: Case = None,
-) -> None:
+def lb_bsp(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
     """Balanced batches against DDP, rivals and an oracle.
 
     Real workers on shares of a core, and every way to deal with them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR,
@@ -155,11 +148,7 @@ def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") ->
 
 
 @app.command("loops")
-def loops(
-    quick: Quick = False,
-    json: Json = False,
-    case: Case = None,
-) -> None:
+def loops(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """Samples that cost unequally, and evaluations, on four unequal workers.
 
     Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate. Six minutes.
@@ -197,9 +186,12 @@ def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> 
 
 @app.command("worlds")
 def worlds(
-    quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    case: Case = None,
     width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 32")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Described clusters, emulated and simulated: do both agree?
 
     Emulated with real processes, as root, with links. Twenty-five minutes, --case NAME three; --quick, which plays
@@ -227,12 +219,7 @@ def server(quick: Quick = False, json: Json = False, data: Data = "digits") -> N
 
 
 @app.command("sync")
-def sync(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "digits",
-    case: Case = None,
-) -> None:
+def sync(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
     """Policies on slow links, against DDP and its hooks.
 
     In the foreground, in the shadow and through a parameter server, against DDP with its hooks, post-local SGD, torchft

@@ -23,13 +23,8 @@ _WIDTH = 112  # columns of output without a terminal; the widest table takes 104
 
 
 def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
-    """Run a bench with its progress on stderr and print what it found.
-
-    Args:
-        run: measures, and tells its progress.
-        tables: the result for people.
-        as_json: print the result as one JSON object too, as the last line.
-    """
+    """Run a bench with its progress on stderr and print what it found. ``run``: measures, and tells its progress;
+    ``tables``: the result for people; ``as_json``: print the result as one JSON object too, as the last line."""
     result = _measured(run)
     console = Console()
     if not console.is_terminal:

@@ -58,8 +58,9 @@ def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, A
     }
 
 
-def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
-         ) -> tuple[float, float]:  # fmt: skip
+def loop(
+    case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
+) -> tuple[float, float]:
     """Play one run, and return its share of the best over all of it and over its end. ``told``: receives each
     iteration, the shares in force and the newest reason."""
     rng = random.Random(seed)
@@ -98,10 +99,15 @@ def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int,
             )
             sums = [(0, 0.0, 0.0, 0)] * n
             pending = BalanceView(
-                iteration=k + 1, global_batch=case.global_batch, members=tuple(range(n)), shares=newest, observed=seen,
-                predicted_per_s=tuple(judge.predict() for judge in judges), limits=limits,
+                iteration=k + 1,
+                global_batch=case.global_batch,
+                members=tuple(range(n)),
+                shares=newest,
+                observed=seen,
+                predicted_per_s=tuple(judge.predict() for judge in judges),
+                limits=limits,
                 doubts=tuple(judge.doubt() for judge in judges),
-            )  # fmt: skip
+            )
         shares = newest
     return math.fsum(best_s) / math.fsum(took_s), math.fsum(best_s[-SETTLED:]) / math.fsum(took_s[-SETTLED:])
 

@@ -243,9 +243,14 @@ class TorchFTArm(ElasticArm):
         # torchft's sampler has a fixed number of places, so a newcomer takes that of a worker that has ended.
         slot = next(place for place, one in enumerate(self._slots) if one is None or one.poll() is not None)
         told = self._task(
-            timeout_s=TIMEOUT_S, lighthouse=self._lighthouse, here=self.here, slot=slot, groups=self.most,
-            workers=self._workers, own_ddp=self._own_ddp,
-        )  # fmt: skip
+            timeout_s=TIMEOUT_S,
+            lighthouse=self._lighthouse,
+            here=self.here,
+            slot=slot,
+            groups=self.most,
+            workers=self._workers,
+            own_ddp=self._own_ddp,
+        )
         script = self._trains("-m", *_SCRIPT, told, imported=_TORCHFT)
         self._slots[slot] = script
         return script

@@ -81,6 +81,7 @@ def faults(
     runs: dict[str, list[JudgedRun]] = {}
     turns = [turn for turn in cases.turns(case) if turn[0] not in left_out]
     for number, (name, due) in enumerate(turns):
+
         def told(what: str, number: int = number, name: str = name) -> None:
             progress(case.name, f"{name}: {what}", number / len(turns))
 
@@ -98,9 +99,13 @@ def faults(
 
 
 def _played(
-    arm: arms.ElasticArm, case: Case, due: tuple[PlannedFault, ...], sync: str, dice: Random,
+    arm: arms.ElasticArm,
+    case: Case,
+    due: tuple[PlannedFault, ...],
+    sync: str,
+    dice: Random,
     told: Callable[[str], None],
-) -> Played:  # fmt: skip
+) -> Played:
     with playing(arm, steps_apart=cases.steps_apart(sync), together=not cases.at_own_pace(sync)) as player:
         told("starts")
         player.start(case.founders or case.workers)

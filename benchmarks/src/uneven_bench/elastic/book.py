@@ -14,8 +14,7 @@ from uneven_bench.elastic.worker import LoggedWorker
 
 
 class MergeBook:
-    """A hook on the exchanges of a session, set before its first batch. ``digest``: of the result of the newest merge.
-    """
+    """A hook on a session's exchanges, set before its first batch. ``digest``: of the newest merge's result."""
 
     def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:
         self.digest = ""

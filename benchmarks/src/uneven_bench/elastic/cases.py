@@ -179,9 +179,7 @@ def turns(case: Case) -> list[tuple[str, tuple[PlannedFault, ...]]]:
 
 
 def checkpoint_every(save_s: float, step_s: float, between_faults_s: float) -> int:
-    """Return the steps between two checkpoints of torchrun's script.
-
-    The interval that loses least is √(2 · time to save · mean time between faults): Young, "A first order approximation
-    to the optimum checkpoint interval", CACM 17(9), 1974.
-    """
+    """Return the steps between two checkpoints of torchrun's script. The interval that loses least is √(2 · time to
+    save · mean time between faults): Young, "A first order approximation to the optimum checkpoint interval", CACM
+    17(9), 1974."""
     return max(1, round(math.sqrt(2.0 * save_s * between_faults_s) / step_s))

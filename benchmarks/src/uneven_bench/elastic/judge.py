@@ -58,9 +58,7 @@ def unequal(logs: Sequence[WorkerLog]) -> int:
     return max(0, len({log.digest for log in logs if log.digest}) - 1)
 
 
-def progress(
-    logs: Sequence[WorkerLog], hurt: Iterable[tuple[int, float, float]] = ()
-) -> list[tuple[float, int]]:
+def progress(logs: Sequence[WorkerLog], hurt: Iterable[tuple[int, float, float]] = ()) -> list[tuple[float, int]]:
     """Return the moment and the number of each first step of the run as a whole, in the order of time.
 
     A step counts once every worker of that life that took it had; a repeated step after a restart counted already.
@@ -112,9 +110,7 @@ def useful(steps: Iterable[LoggedStep], since_s: float, until_s: float) -> int:
     return len({(step.epoch, sample) for step in steps if since_s < step.at_s <= until_s for sample in step.ids})
 
 
-def capacity(
-    present: Sequence[tuple[float, int]], until_s: float, rate_per_s: Callable[[int], float]
-) -> float:
+def capacity(present: Sequence[tuple[float, int]], until_s: float, rate_per_s: Callable[[int], float]) -> float:
     """Return the samples that the present workers could have trained on without any fault. ``present``: moment → number
     of workers from then on, in order of time; ``until_s``: end of the last one; ``rate_per_s``: number of workers →
     samples/s of an undisturbed run."""

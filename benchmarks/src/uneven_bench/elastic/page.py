@@ -13,9 +13,7 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    found = [
-        _faults(name, case) for name, case in result["cases"].items() if name not in (OVERHEAD, *SPOT) and case
-    ]
+    found = [_faults(name, case) for name, case in result["cases"].items() if name not in (OVERHEAD, *SPOT) and case]
     if spots := {SPOT[name]: case for name, case in result["cases"].items() if name in SPOT and case}:
         found.append(_spot(spots))
     if overheads := result["cases"].get(OVERHEAD):
@@ -28,8 +26,10 @@ def _faults(name: str, case: dict[str, dict[str, Any]]) -> Table:
     shown = Table(
         title=f"{name}: pause beyond a usual step, seconds, median (worst)",
         caption="lost, twice: samples of epochs that were over; ended: survivors that a fault ended; † nobody went on",
-        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
-    )  # fmt: skip
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for heading in ("", *kinds, "step", "lost", "twice", "steps more", "ended", "replay"):
         shown.add_column(heading, justify="right" if shown.columns else "left")
     for arm, one in case.items():
@@ -37,9 +37,13 @@ def _faults(name: str, case: dict[str, dict[str, Any]]) -> Table:
         shown.add_row(
             Text(arm, "bold" if arm == OURS else ""),
             *(_pause(one["pause_s"].get(kind)) for kind in kinds),
-            f"{1e3 * one['step_s']:.0f} ms", str(one["lost"]), str(one["twice"]), str(one["more_steps"]),
-            str(one["survivors_ended"]), "" if replayed is None else f"{replayed:.1e}",
-        )  # fmt: skip
+            f"{1e3 * one['step_s']:.0f} ms",
+            str(one["lost"]),
+            str(one["twice"]),
+            str(one["more_steps"]),
+            str(one["survivors_ended"]),
+            "" if replayed is None else f"{replayed:.1e}",
+        )
         for wrong in one["wrong"]:
             shown.add_row(Text(f"  {wrong}", "red"))
     return shown
@@ -61,14 +65,17 @@ def _spot(spots: dict[str, dict[str, Any]]) -> Table:
         title=f"Spot machines: {one['changes']} comings and goings in {one['seconds']:.0f} s, 2 … {one['most']} there",
         caption=f"after {one['record']}; goodput: useful samples ÷ those of DDP, undisturbed, on the machines there",
         box=SIMPLE_HEAD,
-    )  # fmt: skip
+    )
     for heading in ("", "goodput", "samples", "lost", "twice", "steps more", ""):
         shown.add_column(heading, justify="right" if shown.columns else "left")
     for arm, each in spots.items():
         shown.add_row(
-            Text(arm, "bold" if arm == OURS else ""), f"{each['goodput']:.3f}", f"{each['useful']:,}",
-            *map(str, (each["lost"], each["twice"], each["more_steps"])), "" if each["lived"] else "nobody was left",
-        )  # fmt: skip
+            Text(arm, "bold" if arm == OURS else ""),
+            f"{each['goodput']:.3f}",
+            f"{each['useful']:,}",
+            *map(str, (each["lost"], each["twice"], each["more_steps"])),
+            "" if each["lived"] else "nobody was left",
+        )
     return shown
 
 
@@ -79,9 +86,12 @@ def _overhead(overheads: dict[str, dict[str, Any]]) -> Table:
     for size, one in overheads.items():
         with_s, without_s = one["step_s"]
         shown.add_row(
-            size, f"{one['ratio']:.3f}", f"{min(one['ratios']):.2f} … {max(one['ratios']):.2f}",
-            f"{1e3 * with_s:.1f} ms", f"{1e3 * without_s:.1f} ms",
-        )  # fmt: skip
+            size,
+            f"{one['ratio']:.3f}",
+            f"{min(one['ratios']):.2f} … {max(one['ratios']):.2f}",
+            f"{1e3 * with_s:.1f} ms",
+            f"{1e3 * without_s:.1f} ms",
+        )
     return shown
 
 

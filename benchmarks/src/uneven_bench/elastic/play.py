@@ -314,9 +314,14 @@ class Player:
         self.wait(lambda: not any(True for _ in running(self.arm.folder)), _GONE_WITHIN_S if over else 0.0)
         left = sum(1 for _ in running(self.arm.folder))
         return Played(
-            logs=tuple(self.logs.all()), events=tuple(self.events), woke=self.woke, left=left if over else 0, over=over,
-            said="" if over else self.arm.said()[-_SAID:], since_s=since_s,
-        )  # fmt: skip
+            logs=tuple(self.logs.all()),
+            events=tuple(self.events),
+            woke=self.woke,
+            left=left if over else 0,
+            over=over,
+            said="" if over else self.arm.said()[-_SAID:],
+            since_s=since_s,
+        )
 
 
 @contextmanager

@@ -71,9 +71,14 @@ class ReplayedWorker:
 
 
 def replay_merges(
-    workload: CountedWorkload, sync: str, logs: Sequence[WorkerLog], books: Sequence[MergeLog],
-    merged: Sequence[MergedSteps], *, backwards: bool = False,
-) -> dict[int, list[torch.Tensor]]:  # fmt: skip
+    workload: CountedWorkload,
+    sync: str,
+    logs: Sequence[WorkerLog],
+    books: Sequence[MergeLog],
+    merged: Sequence[MergedSteps],
+    *,
+    backwards: bool = False,
+) -> dict[int, list[torch.Tensor]]:
     """Take the same steps and merges in one process, and return process → final parameters, of workers that ended.
     ``backwards``: add the replicas of a merge from the last worker to the first; only rounding differs."""
     merge = _merge(sync)
@@ -134,6 +139,4 @@ _LEAST = 2.0**-40  # the weight of a replica without samples, in a mean by sampl
 
 def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     """Return the largest error of parameters of any shape, relative to the largest value of each tensor."""
-    return max(
-        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, wanted, strict=True)
-    )
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, wanted, strict=True))

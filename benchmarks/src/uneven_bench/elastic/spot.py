@@ -56,9 +56,14 @@ def _described(description: str, those: Sequence[str]) -> list[tuple[float, ...]
 
 
 def spot(
-    name: str, quick: bool, seed: int, rates: dict[int, float], folders: Iterator[Path], progress: Progress,
+    name: str,
+    quick: bool,
+    seed: int,
+    rates: dict[int, float],
+    folders: Iterator[Path],
+    progress: Progress,
     description: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Play the trace on one arm. ``description``: see :func:`machines`; ``rates``: number of workers → samples/s of
     undisturbed DDP; missing ones are measured first. Result: ``goodput``, ``useful`` samples, ``capacity`` (samples),
     ``seconds``, ``changes``, ``most`` machines, ``rates_per_s`` (undisturbed, by the number of workers), ``record``,

@@ -85,8 +85,6 @@ def sampled(
     at the beginning; ``moves``: when it comes or goes, seconds, in order of time; ``step_s``: between two values; each
     is the state in the middle of its step."""
     return [
-        tuple(
-            float(there ^ (sum(at_s <= (place + 0.5) * step_s for at_s in own) % 2 == 1)) for place in range(length)
-        )
+        tuple(float(there ^ (sum(at_s <= (place + 0.5) * step_s for at_s in own) % 2 == 1)) for place in range(length))
         for there, own in zip(first, moves, strict=True)
     ]

@@ -124,8 +124,7 @@ class LoggedWorker:
 
     @contextmanager
     def exchange(self, *, begun: bool = True) -> Iterator[None]:
-        """Run the body as an exchange of gradients. ``begun``: False if the caller calls :meth:`exchange_begins` later.
-        """
+        """Run the body as an exchange of gradients; unless ``begun``, :meth:`exchange_begins` is called later."""
         self._began_s = None
         self._began.clear()
         striker = None

@@ -26,7 +26,7 @@ from uneven_bench.far_sites.cases import (
     TWO_MINUTES,
     LearningCase,
     emulated,
-)  # fmt: skip
+)
 from uneven_bench.far_sites.cases import learning as learning_cases
 from uneven_bench.far_sites.page import tables
 from uneven_bench.show import Progress
@@ -38,21 +38,10 @@ TOLERANCE = 0.05
 
 
 def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> dict[str, Any]:
-    """All cases, or one.
-
-    Args:
-        data: digits or fashion-mnist, in addition to CIFAR-10 and text.
-        case: one of ``CASES``.
-
-    Returns:
-        The object that ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key.
-
-    Raises:
-        UnknownNameError: no such case.
-        ConfigError: this machine cannot play the case.
-        DataError: its data are not on this machine.
-        LaunchError: a worker died.
-    """
+    """All cases, or one. ``data``: digits or fashion-mnist, in addition to CIFAR-10 and text; ``case``: one of
+    ``CASES``. Returns the object that ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key. Raises
+    UnknownNameError: no such case. ConfigError: this machine cannot play the case. DataError: its data are not on this
+    machine. LaunchError: a worker died."""
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)
     wanted = CASES if case is None else (case,)
@@ -72,9 +61,13 @@ def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> d
     if "scout" in wanted:
         runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 600)
         found["scout"] = skewed.scouted(
-            runs, told, period=10 if quick else 50, tolerance=TOLERANCE, seeds=1,
+            runs,
+            told,
+            period=10 if quick else 50,
+            tolerance=TOLERANCE,
+            seeds=1,
             skews=QUICK_SCOUT_SKEWS if quick else SCOUT_SKEWS,
-        )  # fmt: skip
+        )
     return found | compared(found)
 
 

@@ -78,22 +78,25 @@ def learning(quick: bool, data: str) -> dict[str, LearningCase]:
     """Return the virtual cases by name. ``data``: the data of the quick form, and the first of the full one."""
     if quick:
         one = LearningCase(
-            task=data, samples=10_000, steps=120, every=6, policies=QUICK_POLICIES, worlds=("three_sites", "20mbit"),
+            task=data,
+            samples=10_000,
+            steps=120,
+            every=6,
+            policies=QUICK_POLICIES,
+            worlds=("three_sites", "20mbit"),
             seeds=1,
-        )  # fmt: skip
+        )
         return {f"{data}": one}
     every_policy = tuple(POLICIES)
     return {
-        data: LearningCase(
-            task=data, samples=10_000, steps=300, every=6, policies=every_policy, worlds=tuple(LINES)
-        ),
+        data: LearningCase(task=data, samples=10_000, steps=300, every=6, policies=every_policy, worlds=tuple(LINES)),
         "cifar10": LearningCase(
             task="cifar10", samples=10_000, steps=300, every=10, policies=every_policy, worlds=("three_sites", "20mbit")
         ),
         "text": LearningCase(
             task="text", samples=50_000, steps=300, every=6, policies=every_policy, worlds=("three_sites", "20mbit")
         ),
-    }  # fmt: skip
+    }
 
 
 ARMS: dict[str, str] = {

@@ -74,11 +74,8 @@ def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
 
 
 def play(case: LearningCase, told: Progress) -> dict[str, Any]:
-    """All policies in all worlds with all seeds, the policies in turns; world → what came of it.
-
-    Raises:
-        DataError: the task's data are not on this machine.
-    """
+    """All policies in all worlds with all seeds, the policies in turns; world → what came of it. Raises DataError: the
+    task's data are not on this machine."""
     maker, known = make(case.task, case.samples), worlds()
     jobs = [(seed, name, policy) for seed in range(case.seeds) for name in case.worlds for policy in case.policies]
     curves: dict[str, dict[str, list[list[LossPoint]]]] = {name: {p: [] for p in case.policies} for name in case.worlds}

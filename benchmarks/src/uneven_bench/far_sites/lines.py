@@ -29,11 +29,7 @@ _WORKER = "uneven_bench.sync.worker"
 
 
 def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str, Any]:
-    """One world.
-
-    Raises:
-        LaunchError: a worker died.
-    """
+    """One world. Raises LaunchError: a worker died."""
     directory.mkdir(parents=True)
     needed = {name: package_of(who) for name, who in case.arms.items()}
     missing = sorted({one for one in needed.values() if one and find_spec(one) is None})

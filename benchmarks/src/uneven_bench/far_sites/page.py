@@ -48,15 +48,24 @@ def _emulated(name: str, world: dict[str, Any]) -> Table:
     shown = _table(
         f"{name}, real workers on emulated lines: sooner at a loss of {world['target_loss']:.3f}; losses after "
         f"{world['equal_steps']:.0f} steps" + "".join(f"; {why}" for why in world["left_out"]),
-        "a step", "kB a worker and step", "to the loss", "sooner", "at the end", "less BSP's",
-    )  # fmt: skip
+        "a step",
+        "kB a worker and step",
+        "to the loss",
+        "sooner",
+        "at the end",
+        "less BSP's",
+    )
     for policy, row in world["policies"].items():
         to_s = row["to_loss_s"]
         shown.add_row(
-            policy, f"{1e3 * row['step_s']:,.0f} ms", f"{row['sent_bytes'] / 1e3:,.0f}",
-            "never" if to_s is None else f"{to_s:.1f} s", _times(row["times_sooner"]), f"{row['final_loss']:.3f}",
+            policy,
+            f"{1e3 * row['step_s']:,.0f} ms",
+            f"{row['sent_bytes'] / 1e3:,.0f}",
+            "never" if to_s is None else f"{to_s:.1f} s",
+            _times(row["times_sooner"]),
+            f"{row['final_loss']:.3f}",
             f"{row['final_loss_vs_bsp']:+.3f}",
-        )  # fmt: skip
+        )
     return shown
 
 
@@ -72,9 +81,13 @@ def _scout(skews: dict[str, Any]) -> Table:
     shown = _table("The tuner", "best fixed", "bytes ÷ its", "bytes ÷ BSP's", "accuracy", "less BSP's")
     for skew, row in skews.items():
         shown.add_row(
-            f"{skew} %", row["oracle"], f"{row['bytes_vs_oracle']:.2f}", f"{row['bytes_vs_bsp']:.3f}",
-            f"{row['accuracy']['scout']:.1%}", f"{100 * row['accuracy_vs_bsp']:+.1f}",
-        )  # fmt: skip
+            f"{skew} %",
+            row["oracle"],
+            f"{row['bytes_vs_oracle']:.2f}",
+            f"{row['bytes_vs_bsp']:.3f}",
+            f"{row['accuracy']['scout']:.1%}",
+            f"{100 * row['accuracy_vs_bsp']:+.1f}",
+        )
     return shown
 
 

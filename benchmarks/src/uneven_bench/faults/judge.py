@@ -61,14 +61,9 @@ def names(what: str, rank: int, said: str) -> bool:
 
 
 def once(held: Iterable[Used], second: Iterable[Line], epochs: int, *, lost: bool, anywhere: bool) -> list[str]:
-    """Return the errors in the samples of a checkpoint and of the run that resumed from it.
-
-    Args:
-        held: the samples in the checkpoint's model.
-        epochs: of the whole run.
-        lost: a worker was lost before, and with it samples that it had taken.
-        anywhere: the rest of an epoch may have come in the next one, so only the sums are compared.
-    """
+    """Return the errors in the samples of a checkpoint and of the run that resumed from it. ``held``: the samples in
+    the checkpoint's model; ``epochs``: of the whole run; ``lost``: a worker was lost before, and with it samples that
+    it had taken; ``anywhere``: the rest of an epoch may have come in the next one, so only the sums are compared."""
     used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
     for epoch, samples in (*held, *((epoch, samples) for epoch, _, samples in second)):
         used.setdefault(epoch, Counter()).update(samples)

@@ -59,17 +59,14 @@ def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
             wrong.append(f"resumed by {case.resumed} workers from {saved['cut']}, it {how}")
         else:
             lost = outcome.struck and case.sync in SERVED and case.kind not in (*HARMLESS, *SIGNALLED)
-            held = list(_held(saved["model"]["seen"])) if case.sync in TOGETHER else [
-                (epoch, samples) for epoch, _, samples in life.taken() if epoch < last
-            ]  # fmt: skip
+            held = (
+                list(_held(saved["model"]["seen"]))
+                if case.sync in TOGETHER
+                else [(epoch, samples) for epoch, _, samples in life.taken() if epoch < last]
+            )
             wrong += once(held, second.taken(), second.epochs, lost=lost, anywhere=case.centred)
     return PlayedFault(
-        case=case,
-        struck=outcome.struck,
-        resumed=newest.exists(),
-        wrong=tuple(wrong),
-        took_s=life.took_s,
-        said=said,
+        case=case, struck=outcome.struck, resumed=newest.exists(), wrong=tuple(wrong), took_s=life.took_s, said=said
     )
 
 

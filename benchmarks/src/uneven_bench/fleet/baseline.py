@@ -51,9 +51,13 @@ def train_member(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
     member = ensemble.members[name]()
     train = Prepared(ensemble.dataset, ensemble.transform)
     loader = DataLoader(
-        train, member.batch_size, shuffle=True, num_workers=1, persistent_workers=True,
+        train,
+        member.batch_size,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
         multiprocessing_context="fork",  # as in a plain script: a fork starts in no time
-    )  # fmt: skip
+    )
     return fit(ensemble, member, loader)
 
 
@@ -107,8 +111,7 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         failed.append(f"a process died ({child.ending})")
 
     children = [
-        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died)
-        for number in range(slots)
+        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died) for number in range(slots)
     ]
     try:
         for child in children:

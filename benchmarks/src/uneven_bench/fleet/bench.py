@@ -223,12 +223,17 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for name, one in found["methods"].items():
             speedups = (found[_speedup(over)].get(name) for over in _COMPARED)
             table.add_row(
-                name, f"{one['wall_s']:.1f} s{_around(one['wall_range_s'], '.1f')}",
+                name,
+                f"{one['wall_s']:.1f} s{_around(one['wall_range_s'], '.1f')}",
                 *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
-                f"{one['preprocess_cpu_s']:.1f} s", f"{found['preprocess_saving'][name]:.2f}", f"{one['sharing']:.1f}",
-                f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
+                f"{one['preprocess_cpu_s']:.1f} s",
+                f"{found['preprocess_saving'][name]:.2f}",
+                f"{one['sharing']:.1f}",
+                f"{one['wait_share']:.0%}",
+                f"{one['rounds']:.0f}",
+                f"{one['checkpoint_share']:.1%}",
                 f"{one['accuracy']:.1%}{_around(one['accuracy_range'], '.1%')}",
-            )  # fmt: skip
+            )
         shown.append(table)
     return shown
 

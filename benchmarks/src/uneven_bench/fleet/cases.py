@@ -17,14 +17,7 @@ from uneven.fleet import Ensemble, Member, accuracy, never
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
-WIDTHS = {
-    "tiny": (4, 1),
-    "tiny-2": (5, 1),
-    "middle": (8, 2),
-    "middle-2": (9, 2),
-    "large": (22, 3),
-    "large-2": (26, 3),
-}
+WIDTHS = {"tiny": (4, 1), "tiny-2": (5, 1), "middle": (8, 2), "middle-2": (9, 2), "large": (22, 3), "large-2": (26, 3)}
 """Member → channels and number of convolutions. All differ, and the slowest needs about eight times as long as the
 fastest."""
 
@@ -83,9 +76,7 @@ def _changed(image: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, Callable[[Sample], Sample]] = {"preprocessing-heavy": heavy, "preprocessing-light": light}
 
 
-def ensemble(
-    data: str, case: str, order: tuple[str, ...], *, samples: int, epochs: int, seed: int = 0
-) -> Ensemble:
+def ensemble(data: str, case: str, order: tuple[str, ...], *, samples: int, epochs: int, seed: int = 0) -> Ensemble:
     """Return the six members in this order; the seed decides first weights and the order of samples."""
     found = images(data)
     side = found.train.tensors[0].shape[-1]

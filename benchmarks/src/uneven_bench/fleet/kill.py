@@ -125,9 +125,13 @@ def tables(result: dict[str, Any]) -> list[Table]:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for one in result["kills"]:
         table.add_row(
-            one["kind"], f"{one['at_s']:.2f} s", str(one["starts"]), "yes" if one["trained"] else "NO",
-            str(one["steps_too_many"]), "yes" if one["same"] else "no",
-        )  # fmt: skip
+            one["kind"],
+            f"{one['at_s']:.2f} s",
+            str(one["starts"]),
+            "yes" if one["trained"] else "NO",
+            str(one["steps_too_many"]),
+            "yes" if one["same"] else "no",
+        )
     return [table]
 
 

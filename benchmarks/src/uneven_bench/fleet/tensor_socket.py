@@ -98,9 +98,13 @@ class Processes:
     def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
         """Start a process, which may start others."""
         child = Child(
-            self._events, name, target, arguments, heard=self._heard,
+            self._events,
+            name,
+            target,
+            arguments,
+            heard=self._heard,
             ended=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
-        )  # fmt: skip
+        )
         self._children.append(child)
         return child
 
@@ -117,7 +121,7 @@ class Processes:
             if total != heard:
                 heard, last_s = total, time.monotonic()
             if time.monotonic() - last_s > self._silence_s:
-                raise TrainingError(f"TensorSocket: nothing heard for {self._silence_s:g} s, of {count} \"{what}\"")
+                raise TrainingError(f'TensorSocket: nothing heard for {self._silence_s:g} s, of {count} "{what}"')
             self._events.wait(min(1.0, self._silence_s))
 
     def _heard(self, _: Child, message: tuple[Any, ...]) -> None:

@@ -25,6 +25,7 @@ from uneven_bench.fleet.cases import BATCH
 
 TOGETHER = 8  # TensorSocket's default number of loader batches in a message
 
+
 def loader_batches(samples: int, batch: int) -> tuple[int, int]:
     """Return the batches of an epoch that reach the members, with all samples, and those that the loader needs for it:
     a group of eight goes out only when more follow."""
@@ -66,8 +67,8 @@ def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
     _, needed = loader_batches(len(data), BATCH)
     order = PaddedOrder(len(data), needed * BATCH, ensemble.max_epochs)
     return DataLoader(
-        data, BATCH, sampler=order, num_workers=workers, persistent_workers=True, multiprocessing_context="fork",
-    )  # fmt: skip
+        data, BATCH, sampler=order, num_workers=workers, persistent_workers=True, multiprocessing_context="fork"
+    )
 
 
 class Packing:
@@ -142,8 +143,7 @@ def produce(connection: Connection, ensemble: Ensemble, ports: tuple[int, ...], 
 
 
 def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[int, ...]) -> None:
-    """Train one member; send ``("ended", name)`` after each epoch's batches, then ``("done", name, …)`` as in baseline.
-    """
+    """Train one member; send ``("ended", name)`` after each epoch's batches, then ``("done", name, …)``."""
     with telling(lambda text: connection.send(("failed", text))):
         _keep_output_clean()
         from tensorsocket import TensorConsumer
@@ -155,9 +155,12 @@ def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[
         torch.manual_seed(ensemble.seed)
         member, began_s = ensemble.members[name](), time.perf_counter()
         consumer = TensorConsumer(
-            port=ports[0], ack_port=ports[1], heart_ports=(ports[2], ports[3]), unpack_fn=unpack,
+            port=ports[0],
+            ack_port=ports[1],
+            heart_ports=(ports[2], ports[3]),
+            unpack_fn=unpack,
             batch_size=member.batch_size,
-        )  # fmt: skip
+        )
         connection.send(("joined", name))
         while heard.empty():  # the first messages may be lost, so repeat them
             consumer.ack_socket.send_multipart([str(consumer.consumer_id).encode(), b"-1", b"0"])
@@ -193,8 +196,7 @@ def _meet(producer: Any, members: int, met: Callable[[], None], heard: queue.Sim
 
 
 def _keep_output_clean() -> None:
-    """Configure logging before the import, which would send every record to standard output, the place of the result.
-    """
+    """Configure logging before the import, which would send every record to standard output."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
 
 

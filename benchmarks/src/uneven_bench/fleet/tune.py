@@ -52,10 +52,11 @@ def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
             trainable = tune.with_resources(tune.with_parameters(trial, ensemble=ensemble), {"cpu": 1})
             tuner = tune.Tuner(
-                trainable, param_space={"member": tune.grid_search(list(ensemble.members))},
+                trainable,
+                param_space={"member": tune.grid_search(list(ensemble.members))},
                 tune_config=tune.TuneConfig(reuse_actors=True),
                 run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
-            )  # fmt: skip
+            )
             began_s = time.perf_counter()
             with contextlib.redirect_stdout(sys.stderr):  # standard output is for our result only
                 found = tuner.fit()

@@ -23,12 +23,8 @@ class LearningPlanner:
     slower together than was planned, by more than :data:`CHANGED`, the round ends, as if too few devices were busy, and
     all is planned anew: one member that is slower than believed would hold up all the others for the whole round.
 
-    Args:
-        planner: with the rates of a profile.
-        profiled: up to how many devices rates were measured; all of them by default.
-
-    Attributes:
-        planner: with the rates believed now.
+    ``planner``: with the rates of a profile; ``profiled``: up to how many devices rates were measured; all of them by
+    default. ``planner``: with the rates believed now.
     """
 
     def __init__(self, planner: Planner, *, profiled: int | None = None) -> None:
@@ -64,14 +60,10 @@ def corrected(rates: Rates, seen: Mapping[str, tuple[int, float]], *, profiled: 
     On more devices its rate was extrapolated, and the error is taken to be the extrapolation's: it grows from zero, at
     the last profiled number, to the measured error, and stays beyond.
 
-    Args:
-        rates: those that were planned with.
-        seen: member → devices it runs on, and samples/s *while it computes*. Waiting for the shared stream must
-            not be in it: in a flotilla all go at the pace of the slowest.
-        profiled: up to how many devices rates were measured; all of them by default.
-
-    Raises:
-        ConfigError: a measured rate that is not positive, or on devices on which the member does not fit.
+    ``rates``: those that were planned with; ``seen``: member → devices it runs on, and samples/s *while it computes*.
+    Waiting for the shared stream must not be in it: in a flotilla all go at the pace of the slowest; ``profiled``: up
+    to how many devices rates were measured; all of them by default. Raises ConfigError: a measured rate that is not
+    positive, or on devices on which the member does not fit.
     """
     table = rates.table.copy()
     counts = np.arange(1, rates.most + 1)

@@ -27,13 +27,11 @@ class BestRounds:
 
 
 def least_wall_s(work: EnsembleWork) -> float:
-    """Return a lower bound of any plan's seconds. O(n · M) for n members on M devices.
-
-    Over a training of T seconds, a member of W samples moves at W / T on average, and for that needs on average at
-    least r̂⁻¹(W / T) devices, where r̂ is the least concave function above its rates and 0. Together they cannot need
-    more than M. T is the smallest such time, found by halving. Waiting, checkpoints and the shared pace are free, so
-    the bound is below any reachable time. No member moves faster than the processors of all devices prepare samples.
-    """
+    """Return a lower bound of any plan's seconds. O(n · M) for n members on M devices. Over a training of T seconds, a
+    member of W samples moves at W / T on average, and for that needs on average at least r̂⁻¹(W / T) devices, where r̂
+    is the least concave function above its rates and 0. Together they cannot need more than M. T is the smallest such
+    time, found by halving. Waiting, checkpoints and the shared pace are free, so the bound is below any reachable time.
+    No member moves faster than the processors of all devices prepare samples."""
     hulls = [_hull(row[: work.devices]) for row in work.rates.table]
     samples = np.array([work.epochs[name] * work.samples for name in work.rates.members], dtype=np.float64)
     top = np.array([min(rates[-1], work.devices * work.prepared_per_s) for _, rates in hulls])

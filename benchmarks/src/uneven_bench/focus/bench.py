@@ -49,8 +49,10 @@ def _clips(found: dict[str, Any], quick: bool, progress: Progress) -> None:
 def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:
     have = scenes.pictures(lambda done: progress("change", "train the truth network", done))
     sample_s = DAY_S / 24 if quick else DAY_S / 6
-    days = [scenes.stream(have, int(sample_s), seed, here) for seed, here in
-            ((10, scenes.HERE), (11, scenes.LATER), (12, scenes.LATER))]  # fmt: skip
+    days = [
+        scenes.stream(have, int(sample_s), seed, here)
+        for seed, here in ((10, scenes.HERE), (11, scenes.LATER), (12, scenes.LATER))
+    ]
     scene = scenes.synthetic(have, int(sample_s))
     found["change"] = changed(scene, days, sample_s, Targets(), lambda what, done: progress("change", what, done))
 

@@ -40,23 +40,37 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
         told(f"{name}: ingest", 0.4)
         memory: list[int] = []
-        counts = ours.taken_in(seen, chosen.tuned, Path(folder) / "plain", scene.options,
-                               lambda counts: memory.append(psutil.Process().memory_info().rss))  # fmt: skip
+        counts = ours.taken_in(
+            seen,
+            chosen.tuned,
+            Path(folder) / "plain",
+            scene.options,
+            lambda counts: memory.append(psutil.Process().memory_info().rss),
+        )
         own_s = counts.seconds["look"] + counts.seconds["cluster"]
         focus = ours.asked(seen, Path(folder) / "plain", labels, "focus", own_s)
         real_s, again_s = ours.for_real(seen, Path(folder) / "plain", labels[0])
         told(f"{name}: ingest, pixels differenced", 0.55)
         fewer = ours.taken_in(seen, chosen.tuned, Path(folder) / "same", replace(scene.options, same=_SAME))
-        same = ours.asked(seen, Path(folder) / "same", labels, "focus + pixel differencing",
-                          fewer.seconds["look"] + fewer.seconds["cluster"])  # fmt: skip
+        same = ours.asked(
+            seen,
+            Path(folder) / "same",
+            labels,
+            "focus + pixel differencing",
+            fewer.seconds["look"] + fewer.seconds["cluster"],
+        )
     told(f"{name}: rivals", 0.7)
     binary = baselines.specialised(seen.learn, labels)
     rivals = [
-        baselines.ingest_heavy(seen, labels), baselines.query_all(seen, labels),
-        *(baselines.cascade(seen, binary, targets, one, like)
-          for one in (baselines.ByFrames(), baselines.ByObjects()) for like in (None, focus)),
+        baselines.ingest_heavy(seen, labels),
+        baselines.query_all(seen, labels),
+        *(
+            baselines.cascade(seen, binary, targets, one, like)
+            for one in (baselines.ByFrames(), baselines.ByObjects())
+            for like in (None, focus)
+        ),
         baselines.representatives(seen, labels, targets, looked.feature, own_s),
-    ]  # fmt: skip
+    ]
     if find_spec("faiss") is not None:
         rivals.append(baselines.neighbours(seen, labels, targets, looked.feature, own_s))
     first = chosen.tuned.point
@@ -83,16 +97,21 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
 def _plain(method: Method, seen: SceneSeen, targets: Targets) -> dict[str, Any]:
     answers = method.answers.values()
     return {
-        "ingest_s": method.ingest_s, "query_s": float(np.mean([one.cost_s(seen.call_s) for one in answers])),
+        "ingest_s": method.ingest_s,
+        "query_s": float(np.mean([one.cost_s(seen.call_s) for one in answers])),
         "own_s": float(np.mean([one.own_s for one in answers])),
         "trained_s": float(np.mean([one.trained_s for one in answers])),
         "classes": {
-            seen.memory.classes[label]: {"recall": one.result.recall.value, "precision": one.result.precision.value,
-                                         "calls": one.result.checked, "query_s": one.cost_s(seen.call_s)}
+            seen.memory.classes[label]: {
+                "recall": one.result.recall.value,
+                "precision": one.result.precision.value,
+                "calls": one.result.checked,
+                "query_s": one.cost_s(seen.call_s),
+            }
             for label, one in method.answers.items()
         },
         "met": sum(one.result.meets(targets.recall, targets.precision) for one in answers),
-    }  # fmt: skip
+    }
 
 
 def _ratios(focus: Method, rivals: list[Method], seen: SceneSeen) -> dict[str, Any]:
@@ -102,17 +121,20 @@ def _ratios(focus: Method, rivals: list[Method], seen: SceneSeen) -> dict[str, A
         each = [rival.answers[label].cost_s(seen.call_s) / own[label] for label in own]
         found[rival.name] = {
             "of_means": sum(one.cost_s(seen.call_s) for one in rival.answers.values()) / sum(own.values()),
-            "geometric": statistics.geometric_mean(each), "median": statistics.median(each), "least": min(each),
+            "geometric": statistics.geometric_mean(each),
+            "median": statistics.median(each),
+            "least": min(each),
             "most": max(each),
-        }  # fmt: skip
+        }
     return found
 
 
 def _pairs(focus: Method, seen: SceneSeen, targets: Targets) -> dict[str, Any]:
     missed = [
         f"{seen.memory.classes[label]}: {one.result.recall.value:.3f}, {one.result.precision.value:.3f}"
-        for label, one in focus.answers.items() if not one.result.meets(targets.recall, targets.precision)
-    ]  # fmt: skip
+        for label, one in focus.answers.items()
+        if not one.result.meets(targets.recall, targets.precision)
+    ]
     return {"asked": len(focus.answers), "met": len(focus.answers) - len(missed), "missed": missed}
 
 
@@ -143,5 +165,7 @@ def changed(
 
 def _missed(index: VideoIndex, source: VideoSource, sample_s: float) -> list[str]:
     drift = drifted(index, source, sample_s)
-    return [f"{name}: recall {drift.results[name].recall.value:.3f}, precision "
-            f"{drift.results[name].precision.value:.3f}" for name in drift.missed]  # fmt: skip
+    return [
+        f"{name}: recall {drift.results[name].recall.value:.3f}, precision {drift.results[name].precision.value:.3f}"
+        for name in drift.missed
+    ]

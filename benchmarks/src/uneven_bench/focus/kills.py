@@ -29,9 +29,13 @@ _COLOURS = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [250, 250, 250
 _SIDE = 16
 _BATCH = 1
 _STREAM = Sprites(
-    pictures=_COLOURS[:, None, None].repeat(16, 1).repeat(16, 2).astype(np.uint8), labels=np.arange(4), seconds=3000,
-    size=(96, 128), scale=1, name="stream",
-)  # fmt: skip
+    pictures=_COLOURS[:, None, None].repeat(16, 1).repeat(16, 2).astype(np.uint8),
+    labels=np.arange(4),
+    seconds=3000,
+    size=(96, 128),
+    scale=1,
+    name="stream",
+)
 
 
 class Colours(torch.nn.Module):
@@ -95,8 +99,13 @@ def kills(each: int) -> dict[str, Any]:
         truth = Truth(Colours(), side=_SIDE, batch=_BATCH)
         whole = {label: list(open(folder / "whole", truth).query(label)) for label in Colours.classes}
         alike = all(sorted(hits[one], key=repr) == sorted(whole[one], key=repr) for one in whole)
-        return {"ingest_kills": len(list(marks.iterdir())), "query_kills": query_kills, "same_index": same,
-                "same_hits": alike, "calls_again": judged - truth.calls}  # fmt: skip
+        return {
+            "ingest_kills": len(list(marks.iterdir())),
+            "query_kills": query_kills,
+            "same_index": same,
+            "same_hits": alike,
+            "calls_again": judged - truth.calls,
+        }
 
 
 def _killed_queries(folder: Path, each: int) -> tuple[int, int]:

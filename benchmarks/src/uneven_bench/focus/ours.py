@@ -45,9 +45,14 @@ def chosen(seen: SceneSeen, targets: Targets) -> Chosen:
 def wishes(scene: Scene, targets: Targets, sample_s: float = 0.0) -> Wanted:
     """Return the allowed settings for a scene."""
     return Wanted(
-        recall=targets.recall, precision=targets.precision, epochs=_EPOCHS, ladder=scene.ladder, named=scene.named,
-        sample_s=sample_s, devices=1,
-    )  # fmt: skip
+        recall=targets.recall,
+        precision=targets.precision,
+        epochs=_EPOCHS,
+        ladder=scene.ladder,
+        named=scene.named,
+        sample_s=sample_s,
+        devices=1,
+    )
 
 
 def _all_processes_s() -> float:
@@ -58,9 +63,12 @@ def _all_processes_s() -> float:
 
 
 def taken_in(
-    seen: SceneSeen, tuned: Tuned, folder: Path, options: IngestOptions,
+    seen: SceneSeen,
+    tuned: Tuned,
+    folder: Path,
+    options: IngestOptions,
     tell: Callable[[Counts], None] = lambda counts: None,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """Ingest as :func:`uneven.focus.ingest_stream` does in the stream's process, with one thread."""
     scene = seen.scene
     store = StreamStore.create(
@@ -141,8 +149,13 @@ def ablation(
     }
     found: dict[str, Any] = {}
     for name, may in allowed.items():
-        mine = [point for point in tuned.points if may(point.setting) and point.setting.network == looked.name
-                and point.meets(targets.recall, targets.precision)]  # fmt: skip
+        mine = [
+            point
+            for point in tuned.points
+            if may(point.setting)
+            and point.setting.network == looked.name
+            and point.meets(targets.recall, targets.precision)
+        ]
         setting = min(mine, key=lambda point: point.query).setting if mine else None
         found[name] = None if setting is None else summed(setting, answered(seen, looked, setting, labels))
     return found
@@ -151,10 +164,13 @@ def ablation(
 def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
     """Return the mean calls over classes, and the least recall and precision."""
     return {
-        "network": setting.network, "k": setting.k, "skip": setting.skip,
+        "network": setting.network,
+        "k": setting.k,
+        "skip": setting.skip,
         "calls": float(np.mean([one.checked for one in results])),
-        "recall": min(one.recall.value for one in results), "precision": min(one.precision.value for one in results),
-    }  # fmt: skip
+        "recall": min(one.recall.value for one in results),
+        "precision": min(one.precision.value for one in results),
+    }
 
 
 def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
@@ -162,5 +178,7 @@ def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, label
     point = choose(tuned.points, targets.recall, targets.precision, policy, tuned.confidence)
     mine = replace(tuned, point=point)
     looked = look(mine.candidate, mine.model, seen.whole.objects.crops)
-    return {"work_times_less": 1 / mine.point.ingest,
-            **summed(mine.point.setting, answered(seen, looked, mine.point.setting, labels))}  # fmt: skip
+    return {
+        "work_times_less": 1 / mine.point.ingest,
+        **summed(mine.point.setting, answered(seen, looked, mine.point.setting, labels)),
+    }

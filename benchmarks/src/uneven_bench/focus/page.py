@@ -27,8 +27,10 @@ def _methods(name: str, scene: dict[str, Any]) -> Table:
             f"{one['query_s']:.3f}", f"{one['query_s'] / ours:.1f}", f"{min(row['recall'] for row in each):.3f}",
             f"{min(row['precision'] for row in each):.3f}", f"{one['met']} of {len(one['classes'])}",
         ))  # fmt: skip
-    title = (f"{name}: {scene['frames']:,} frames, {scene['objects']:,} objects; processor seconds, frames and boxes "
-             f"({scene['boxes_s']:.0f} s) left out")  # fmt: skip
+    title = (
+        f"{name}: {scene['frames']:,} frames, {scene['objects']:,} objects; processor seconds, frames and boxes "
+        f"({scene['boxes_s']:.0f} s) left out"
+    )
     columns = ("", "ingest s", "x cheaper", "query s", "÷ focus", "least recall", "least precision", "reach both")
     return table_of(title, columns, rows)
 
@@ -45,8 +47,11 @@ def _classes(name: str, scene: dict[str, Any]) -> Table:
 
 
 def _parts(name: str, scene: dict[str, Any]) -> Table:
-    shown = {**scene["ablation"], **scene["policies"], **{f"targets {one} %": row for one, row in
-                                                          scene["targets"].items()}}  # fmt: skip
+    shown = {
+        **scene["ablation"],
+        **scene["policies"],
+        **{f"targets {one} %": row for one, row in scene["targets"].items()},
+    }
     columns = ("", "network", "K", "Skip_th", "calls a query", "least recall", "least precision")
     rows = [
         (part, one["network"], f"{one['k']}", f"{one['skip']}", f"{one['calls']:.0f}", f"{one['recall']:.3f}",

@@ -76,9 +76,12 @@ def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) 
 def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
     """Return the stream as a scene; its first half is the sample."""
     return Scene(
-        source=stream(have, seconds, seed), truth=Truth(have.network, side=SIDE), learn_s=seconds / 4,
-        check_s=seconds / 4, quality=have.quality,
-    )  # fmt: skip
+        source=stream(have, seconds, seed),
+        truth=Truth(have.network, side=SIDE),
+        learn_s=seconds / 4,
+        check_s=seconds / 4,
+        quality=have.quality,
+    )
 
 
 def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:
@@ -88,9 +91,11 @@ def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int6
         raise DataError(f"{path} does not exist: the bench needs the CIFAR-10 subset of UNEVEN_DATA")
     with np.load(path, allow_pickle=False) as file:
         return (
-            _undone(file["x_train_delta"]), file["y_train"].astype(np.int64),
-            _undone(file["x_test_delta"]), file["y_test"].astype(np.int64),
-        )  # fmt: skip
+            _undone(file["x_train_delta"]),
+            file["y_train"].astype(np.int64),
+            _undone(file["x_test_delta"]),
+            file["y_test"].astype(np.int64),
+        )
 
 
 def _undone(delta: npt.NDArray[np.uint8]) -> Crops:

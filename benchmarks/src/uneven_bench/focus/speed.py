@@ -42,9 +42,10 @@ def speed(rounds: int) -> dict[str, Any]:
     finally:
         os.sched_setaffinity(0, cores)
     return {
-        "length_s": length_s, "processor": _spread([length_s / one for one, _ in spent]),
+        "length_s": length_s,
+        "processor": _spread([length_s / one for one, _ in spent]),
         "clock": _spread([length_s / one for _, one in spent]),
-    }  # fmt: skip
+    }
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -49,9 +49,14 @@ class Expensive(nn.Module):
         super().__init__()
         self.classes = tuple(classes)
         self.body = nn.Sequential(
-            _layer(3, width), nn.MaxPool2d(2), _layer(width, 2 * width), _Twice(2 * width),
-            nn.MaxPool2d(2), _layer(2 * width, 4 * width), _Twice(4 * width),
-        )  # fmt: skip
+            _layer(3, width),
+            nn.MaxPool2d(2),
+            _layer(width, 2 * width),
+            _Twice(2 * width),
+            nn.MaxPool2d(2),
+            _layer(2 * width, 4 * width),
+            _Twice(4 * width),
+        )
         self.head = nn.Linear(4 * width, len(self.classes))
         for one in self.parameters():
             if one.ndim == 4:

@@ -26,22 +26,18 @@ EACH = 8  # times the samples that a worker of the other benches takes
 
 
 def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
-    """Play the cases.
-
-    Returns:
-        ``device``; ``session_ratio`` (model → its step ÷ the plain loop's) and ``session_s``; ``second_order`` (model →
-            method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and 10/100); ``pair``
-            (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU ``alone``).
-
-    Raises:
-        ConfigError: this machine has no CUDA device.
-        UnknownNameError: no such case.
-    """
+    """Play the cases. Result: ``device``; ``session_ratio`` (model → its step ÷ the plain loop's) and ``session_s``;
+    ``second_order`` (model → method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and
+    10/100); ``pair`` (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU
+    ``alone``). Raises ConfigError: this machine has no CUDA device. UnknownNameError: no such case."""
     if not torch.cuda.is_available():
         raise ConfigError("uneven bench gpu needs a CUDA device, and torch sees none: `uneven doctor` says why")
     cases: dict[str, Callable[[bool, Progress], dict[str, Any]]] = {
-        "session": _session, "second-order": _second_order, "pair": _pair, "unlike": _unlike,
-    }  # fmt: skip
+        "session": _session,
+        "second-order": _second_order,
+        "pair": _pair,
+        "unlike": _unlike,
+    }
     if case is not None and case not in cases:
         raise UnknownNameError("case", case, cases)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
@@ -126,8 +122,9 @@ def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
         }
         seconds[name] = medians
         sgd_s = medians["sgd"]["plain"]
-        ratios[name] = {method: [_mean_step_s(them, p) / sgd_s for p in ((1, 10), (10, 100))]
-                        for method, them in medians.items()}  # fmt: skip
+        ratios[name] = {
+            method: [_mean_step_s(them, p) / sgd_s for p in ((1, 10), (10, 100))] for method, them in medians.items()
+        }
     return {"second_order": seconds, "second_order_vs_sgd": ratios}
 
 

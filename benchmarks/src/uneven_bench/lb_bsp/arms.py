@@ -101,7 +101,7 @@ class LoopArm(Arm):
 
     @abstractmethod
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What ``backward`` is called on."""
+        """Return the loss for ``backward``, a scalar; x is (samples, …), y (samples,)."""
 
     def exchanged(self, begun_s: float) -> None:
         """Take note of the exchanged gradients; ``begun_s`` is the start of this iteration's batch."""
@@ -125,12 +125,9 @@ class LoopArm(Arm):
 
 
 class DDPArm(LoopArm):
-    """PyTorch's ``DistributedDataParallel`` on a fixed split, as its users write it today.
-
-    With unequal shares the loss is scaled by n x_i / X before ``backward``, to correct DDP's mean. This is also the
-    oracle's arm: no code of uneven's runs in its steps. ``gradient_as_bucket_view`` is on, as in our arm: it saves a
-    copy of the gradients.
-    """
+    """PyTorch's ``DistributedDataParallel`` on a fixed split, as its users write it today. With unequal shares the loss
+    is scaled by n x_i / X before ``backward``, to correct DDP's mean. This is also the oracle's arm: no code of
+    uneven's runs in its steps. ``gradient_as_bucket_view`` is on, as in our arm: it saves a copy of the gradients."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int) -> None:
         super().__init__(model, work, sum(shares), block)

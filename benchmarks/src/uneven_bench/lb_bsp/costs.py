@@ -28,8 +28,7 @@ def affine(work: TrainingWorkload, total: int, seconds: float) -> Affine:
 
 
 def cubic(work: TrainingWorkload, total: int, seconds: float) -> Cubic:
-    """Return LBB's profile of this worker: medians at seven sizes at most, each twice the one before, up to half of X.
-    """
+    """Return LBB's profile of this worker: medians at up to seven sizes, each twice the one before, up to X / 2."""
     largest = max(total // 2, 8)
     sizes = tuple(sorted({max(largest >> power, 1) for power in range(7)}))
     found = _timed(work, sizes, seconds * _PROFILE_SHARE, least=3)

@@ -91,9 +91,14 @@ class RuleArm(DDPArm):
     def _view(self, seen: tuple[Observation | None, ...]) -> BalanceView:
         speeds = tuple(math.nan if one is None else one.speed_per_s for one in seen)
         return BalanceView(
-            iteration=self._iteration + 1, global_batch=self.total, members=tuple(range(len(seen))), shares=self.split,
-            observed=seen, predicted_per_s=speeds, limits=self._limits,
-        )  # fmt: skip
+            iteration=self._iteration + 1,
+            global_batch=self.total,
+            members=tuple(range(len(seen))),
+            shares=self.split,
+            observed=seen,
+            predicted_per_s=speeds,
+            limits=self._limits,
+        )
 
 
 class _CarriedArm(Arm):

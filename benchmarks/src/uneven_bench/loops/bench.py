@@ -60,8 +60,10 @@ def _play(case: str, rounds: int, seconds: float) -> Rounds:
 
 def trained(rounds: Rounds) -> dict[str, Any]:
     """Return throughput by arm, and the gain of each round."""
-    speeds = [{arm: sum(one["letters"] for one in each) / each[0]["took_s"] for arm, each in played.items()}
-              for played in rounds]  # fmt: skip
+    speeds = [
+        {arm: sum(one["letters"] for one in each) / each[0]["took_s"] for arm, each in played.items()}
+        for played in rounds
+    ]
     return {
         "letters_per_s": {arm: statistics.median(one[arm] for one in speeds) for arm in speeds[0]},
         "gain": _middle([one["costs"] / one["counts"] for one in speeds]),

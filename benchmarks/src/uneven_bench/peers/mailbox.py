@@ -30,13 +30,8 @@ class Mailbox:
 
     Letters from one rank keep their order. A letter to its sender goes straight into the queue.
 
-    Args:
-        numbers: of a letter.
-        vector: length of the vectors; ``dtype`` is their type.
-        timeout_s: the longest wait of :meth:`get` and the group for any letter.
-
-    Attributes:
-        received: letters from each rank, opened or not.
+    ``numbers``: of a letter; ``vector``: length of the vectors; ``dtype`` is their type; ``timeout_s``: the longest
+    wait of :meth:`get` and the group for any letter. ``received``: letters from each rank, opened or not.
     """
 
     def __init__(

@@ -108,12 +108,7 @@ def tasks(data: str) -> dict[str, TargetTask]:
     }  # fmt: skip
 
 
-LRS = {
-    "sgd": (0.03, 0.1, 0.2),
-    "adamw": (1e-3, 3e-3, 1e-2),
-    "muon": (3e-3, 1e-2, 3e-2),
-    "soap": (3e-3, 1e-2, 3e-2),
-}
+LRS = {"sgd": (0.03, 0.1, 0.2), "adamw": (1e-3, 3e-3, 1e-2), "muon": (3e-3, 1e-2, 3e-2), "soap": (3e-3, 1e-2, 3e-2)}
 """Learning rates that are tried."""
 
 
@@ -204,9 +199,11 @@ def to_target(
             found[name][method] = {
                 "epochs": statistics.median(one.epochs for one in runs) if reached else None,
                 "seconds": statistics.median(one.cpu_s for one in runs) if reached else None,
-                "best": statistics.median(one.best for one in runs), "setting": chosen,
-                "blown": sum(one.blown for one in first), "settings": len(settings),
-            }  # fmt: skip
+                "best": statistics.median(one.best for one in runs),
+                "setting": chosen,
+                "blown": sum(one.blown for one in first),
+                "settings": len(settings),
+            }
     return found
 
 

@@ -1,5 +1,4 @@
-"""One worker of ``uneven bench preconditioners``, which runs its task, arm by arm in turn; rank 0 writes the results.
-"""
+"""One worker of ``uneven bench preconditioners``, which runs its task arm by arm; rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -160,12 +159,16 @@ def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
 
 
 def _exact_model() -> torch.nn.Module:
-    """Return a model in float64: SOAP divides directions without any gradient by their size, which is noise in float32.
-    """
+    """Return a model in float64: SOAP divides directions without a gradient by their size, noise in float32."""
     return torch.nn.Sequential(
-        torch.nn.Conv2d(2, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.Flatten(),
-        torch.nn.Linear(72, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10),
-    ).double()  # fmt: skip
+        torch.nn.Conv2d(2, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, stride=2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(72, 32),
+        torch.nn.Tanh(),
+        torch.nn.Linear(32, 10),
+    ).double()
 
 
 def _exact_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -257,11 +260,16 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
     worker_cpu_s = [statistics.median(them) for them in zip(*worked, strict=True)]
     limit_s = _limit_s(worker_cpu_s, task["cores"], ours.session.newest_shares, ours.part.owners)
     result = {
-        "step_s": found, "limit_s": limit_s, "gain": found["n3"] / found["ours"], "of_limit": limit_s / found["ours"],
-        "worker_cpu_s": worker_cpu_s, "shares": list(arms["ours"].session.newest_shares), "costs": costs,
+        "step_s": found,
+        "limit_s": limit_s,
+        "gain": found["n3"] / found["ours"],
+        "of_limit": limit_s / found["ours"],
+        "worker_cpu_s": worker_cpu_s,
+        "shares": list(arms["ours"].session.newest_shares),
+        "costs": costs,
         "described": {name: arm.part.describe() for name, arm in arms.items()} if dist.get_rank() == 0 else {},
         "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
-    }  # fmt: skip
+    }
     for arm in arms.values():
         arm.close()
     return result
@@ -291,10 +299,11 @@ def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict
     ones = torch.stack([torch.ones(len(rows), dtype=torch.float64), table[:, 0]], 1)
     overhead_s, per_sample_s = torch.linalg.lstsq(ones, table[:, 1:2]).solution[:, 0].tolist()
     return {
-        "overhead_core_s": max(0.0, overhead_s), "per_sample_core_s": per_sample_s,
+        "overhead_core_s": max(0.0, overhead_s),
+        "per_sample_core_s": per_sample_s,
         "exchange_core_s": float(table[:, 2].median()),
         "gradient_bytes": sum(4 * one.numel() for one in arm.model.parameters()),
-    }  # fmt: skip
+    }
 
 
 def _limit_s(

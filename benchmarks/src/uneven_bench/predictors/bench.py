@@ -46,17 +46,10 @@ def run(
     quick: bool, data: str, progress: Progress, *, record: Path | None = None, runs: Path | None = None
 ) -> dict[str, Any]:
     """Play all predictors on all cases; traces come from ``UNEVEN_DATA``. Raises ConfigError: ``record`` if this
-    machine cannot emulate, or ``runs`` without a run. LaunchError: a run failed.
-
-    Args:
-        quick: fewer cases, and no recording without ``record``.
-        data: the data set of recorded runs.
-        record: folder that keeps recorded runs.
-        runs: folder with earlier runs; then none is recorded.
-
-    Returns:
-        The object that ``--json`` prints; ``docs/measurements/predictors.md`` explains every key.
-    """
+    machine cannot emulate, or ``runs`` without a run. LaunchError: a run failed. ``quick``: fewer cases, and no
+    recording without ``record``; ``data``: the data set of recorded runs; ``record``: folder that keeps recorded runs;
+    ``runs``: folder with earlier runs; then none is recorded. Returns the object that ``--json`` prints;
+    ``docs/measurements/predictors.md`` explains every key."""
     kept, left_out = _recorded(quick, data, progress, record, runs)
     cases = {**real(quick), **{name: one.case for name, one in kept.items()}, **synthetic(400 if quick else 800)}
     result, told = score(cases, (*SINGLES, MIXTURE), progress)
@@ -106,9 +99,13 @@ def recorded_figures(kept: dict[str, RecordedRun], told: dict[str, dict[str, Flo
 
 
 def score(
-    cases: dict[str, PredictorCase], names: tuple[str, ...], progress: Progress, *,
-    spiked_in: int = SPIKED_ITERATIONS, stepped_in: int = ITERATIONS,
-) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:  # fmt: skip
+    cases: dict[str, PredictorCase],
+    names: tuple[str, ...],
+    progress: Progress,
+    *,
+    spiked_in: int = SPIKED_ITERATIONS,
+    stepped_in: int = ITERATIONS,
+) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:
     """Play and score; return figures and predictions, predictor → case → ``(workers, iterations)``. ``spiked_in,
     stepped_in``: iterations of the cases with spikes and steps."""
     told: dict[str, dict[str, Floats]] = {name: {} for name in names}

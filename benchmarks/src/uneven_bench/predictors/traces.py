@@ -127,12 +127,8 @@ def recorded(run: Path, name: str | None = None) -> PredictorCase:
 
     The readings are those that the workers' own predictors were shown, where the journal has them.
 
-    Args:
-        run: run directory, of a real, an emulated or a simulated run.
-        name: of the case; None is that of the directory.
-
-    Raises:
-        JournalError: no journal, or fewer than 20 common iterations.
+    ``run``: run directory, of a real, an emulated or a simulated run; ``name``: of the case; None is that of the
+    directory. Raises JournalError: no journal, or fewer than 20 common iterations.
     """
     rows = common_steps(run, journal.read(run).ranks)
     speeds, samples, cpu, memory = [], [], [], []

@@ -147,9 +147,7 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
         script = [worker.__file__, case.way, str(folder), "--batch", str(case.batch), "--window-s", str(window_s)]
         # Each trainer has one thread; the table server has no share.
         wait_ready = told_when and bool(case.shares)
-        start = launch.Launch(
-            target=tuple(script), nproc=str(case.trainers), shares=case.shares, wait_ready=wait_ready
-        )
+        start = launch.Launch(target=tuple(script), nproc=str(case.trainers), shares=case.shares, wait_ready=wait_ready)
         environment = {"OMP_NUM_THREADS": "1"}
         running = stack.enter_context(
             launch.start(start, run_directory=folder if told_when else None, env=environment, output=folder / "printed")
@@ -266,8 +264,9 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         "vs_ddp_sparse": against("DDP, sparse"),
         "trainer_cpu_ratio": where(lambda: cpu_ratio(held), "one trainer", held),
         "trainer_cpu_ratio_bare": where(lambda: cpu_ratio(flat), "one trainer", flat),
-        "server_us_per_sample": where(lambda: statistics.median(of("two trainers", lambda one: one.server_us)),
-                                      "two trainers"),
+        "server_us_per_sample": where(
+            lambda: statistics.median(of("two trainers", lambda one: one.server_us)), "two trainers"
+        ),
         "vs_torchrec": {str(batch): fastest(batch) for batch in BATCHES if f"TorchRec, batch {batch}" in found},
         "vs_torchrec_unequal": {
             "/".join(f"{one:g}" for one in asked): equal_time(name, f"TorchRec, {name}", asked)

@@ -84,10 +84,13 @@ def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dic
         "killed": {
             "logloss_vs_undisturbed": statistics.median(hit.log_loss / calm.log_loss - 1 for calm, hit in found),
             "eps_outside": [hit.per_s / calm.per_s for calm, hit in found],
-            "away_s": statistics.median(away_s), "lost": [hit.lost for _, hit in found],
-            "updates": 2 * len(found[0][1].took_s), "kills": KILLS, "save_every_s": SAVE_EVERY_S,
+            "away_s": statistics.median(away_s),
+            "lost": [hit.lost for _, hit in found],
+            "updates": 2 * len(found[0][1].took_s),
+            "kills": KILLS,
+            "save_every_s": SAVE_EVERY_S,
         }
-    }  # fmt: skip
+    }
 
 
 def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
@@ -103,9 +106,11 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
         net = ClickNet(len(data.rows), data.numbers.shape[1])
         dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
         tables = EmbeddingBagCollection(
-            [Table(f"t{place}", many, DIM) for place, many in enumerate(data.rows)], optimizer=_RATE, seed=seed,
+            [Table(f"t{place}", many, DIM) for place, many in enumerate(data.rows)],
+            optimizer=_RATE,
+            seed=seed,
             save_every_s=SAVE_EVERY_S,
-        )  # fmt: skip
+        )
 
         def loss_of(rows: Any) -> Tensor:
             ids = torch.from_numpy(data.ids[rows].astype(np.int64) - bases)
@@ -124,8 +129,9 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
             run.took_s.append(time.perf_counter() - began_s)
         tables.flush()
         with torch.no_grad():
-            run.log_loss = float(np.mean([loss_of(np.arange(at, min(at + 4096, held))).item()
-                                          for at in range(0, held, 4096)]))  # fmt: skip
+            run.log_loss = float(
+                np.mean([loss_of(np.arange(at, min(at + 4096, held))).item() for at in range(0, held, 4096)])
+            )
         stats = tables.stats()
         run.lost, run.restarts = stats.lost, stats.restarts
         tables.close()
@@ -152,8 +158,9 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     draw = np.random.default_rng(0)
     with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
         told("make the tables", 0.0)
-        tables = EmbeddingBagCollection([Table("t", many, 16, features=tuple(f"f{i}" for i in range(_LOOKED_UP)))],
-                                        optimizer=_RATE)  # fmt: skip
+        tables = EmbeddingBagCollection(
+            [Table("t", many, 16, features=tuple(f"f{i}" for i in range(_LOOKED_UP)))], optimizer=_RATE
+        )
         net = torch.nn.Linear(16 * _LOOKED_UP, 1)
 
         def batch() -> None:
@@ -197,11 +204,14 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     outside = (len(ends) - sum(span[0] < one <= span[1] for one in ends)) / (ends[-1] - began_s - (span[1] - span[0]))
     return {
         "checkpoint": {
-            "gigabytes": 4 * 16 * many / 2**30, "written_gigabytes": size / 2**30, "took_s": span[1] - span[0],
-            "more_bytes": most - held, "eps_while": inside / outside,
+            "gigabytes": 4 * 16 * many / 2**30,
+            "written_gigabytes": size / 2**30,
+            "took_s": span[1] - span[0],
+            "more_bytes": most - held,
+            "eps_while": inside / outside,
             "stall": max(0.0, 1 - inside / outside) * (span[1] - span[0]) / 60.0,
         }
-    }  # fmt: skip
+    }
 
 
 def _peak_from_now(pid: int) -> int:

@@ -104,10 +104,13 @@ def _qualities(result: dict[str, Any]) -> list[Table]:
     if "quality" not in result:
         return []
     own = _quality("one pass in virtual time, each way at its own best settings", result)
-    return [own, *(
-        _quality(f"the same, all at {LearningSettings(**one['settings']).text}", one)
-        for one in result["quality_at_equal_settings"]
-    )]  # fmt: skip
+    return [
+        own,
+        *(
+            _quality(f"the same, all at {LearningSettings(**one['settings']).text}", one)
+            for one in result["quality_at_equal_settings"]
+        ),
+    ]
 
 
 def _quality(title: str, result: dict[str, Any]) -> Table:

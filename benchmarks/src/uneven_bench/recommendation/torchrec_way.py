@@ -1,5 +1,4 @@
-"""TorchRec on CPUs over gloo: whole tables on ranks (table-wise), DDP for the dense part; with its pipeline or without.
-"""
+"""TorchRec on CPUs over gloo: whole tables on ranks (table-wise), DDP for the dense part; its pipeline is optional."""
 
 from __future__ import annotations
 

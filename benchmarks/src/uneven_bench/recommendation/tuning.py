@@ -82,11 +82,8 @@ def equals(own: Mapping[str, LearningSettings]) -> tuple[LearningSettings, ...]:
 def to_report(own: Mapping[str, LearningSettings], seeds: int) -> list[Pass]:
     """Return the passes after the choice of settings, each once."""
     wanted = (
-        Pass(way, settings, seed)
-        for seed in range(seeds)
-        for way in own
-        for settings in (own[way], *equals(own))
-    )  # fmt: skip
+        Pass(way, settings, seed) for seed in range(seeds) for way in own for settings in (own[way], *equals(own))
+    )
     return list(dict.fromkeys(wanted))
 
 

@@ -51,9 +51,7 @@ def bursts(seed: int = 0) -> ClusterSpec:
 
 def replayed(name: str, use: Floats) -> ClusterSpec:
     """Replay a load as in a recorded trace of ``use`` (nodes, samples), 0 … 1, of five minutes each, 200 times as fast.
-
-    A worker on one thread that competes with a load of u / (1 − u) processes gets 1 − u of its node.
-    """
+    A worker on one thread that competes with a load of u / (1 − u) processes gets 1 − u of its node."""
     loads = []
     for row in use[:, :_SAMPLES]:
         busy = np.minimum(row / np.maximum(1.0 - row, 1e-3), _MOST_LOAD)

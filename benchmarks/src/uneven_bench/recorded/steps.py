@@ -63,8 +63,7 @@ def response(told_per_s: Floats, steps: Sequence[SpeedChange]) -> list[float]:
 
 
 def delay(responses: Sequence[float]) -> int:
-    """Return iterations until nine tenths are followed: 0 if in time for the first; one more than the window if never.
-    """
+    """Return iterations until nine tenths are followed: 0 if in time for the first; the window plus one if never."""
     return next((late for late, part in enumerate(responses) if part >= FOLLOWED), len(responses))
 
 

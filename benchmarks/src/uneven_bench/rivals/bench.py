@@ -152,9 +152,14 @@ def _one(name: str, rows: dict[str, dict[str, Any]]) -> Shown:
     shown.add_column("best in\nhindsight", no_wrap=True)
     for method, row in rows.items():
         shown.add_row(
-            method, f"{row['iteration_s'] * 1e3:.1f}", f"{row['of_limit']:.3f}", f"{row['waiting']:.1%}",
-            f"{row['lost']:.1%}" if row["lost"] else "", f"{row['samples']:.2f}", row["best"],
-        )  # fmt: skip
+            method,
+            f"{row['iteration_s'] * 1e3:.1f}",
+            f"{row['of_limit']:.3f}",
+            f"{row['waiting']:.1%}",
+            f"{row['lost']:.1%}" if row["lost"] else "",
+            f"{row['samples']:.2f}",
+            row["best"],
+        )
     return shown
 
 

@@ -25,10 +25,8 @@ GOOGLE_HELD = 25  # iterations that one recorded use of a machine holds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalCase:
-    """One cluster over all iterations. A batch of x samples takes worker i, in iteration k, on its own,
-
-    slow[k, i] · (step_s[i] + launch_s[i] + per_sample_s[i] · x) + transfer_s[k, i]   seconds.
-    """
+    """One cluster over all iterations. A batch of x samples takes worker i, in iteration k, on its own, slow[k, i] ·
+    (step_s[i] + launch_s[i] + per_sample_s[i] · x) + transfer_s[k, i]   seconds."""
 
     name: str
     global_batch: int

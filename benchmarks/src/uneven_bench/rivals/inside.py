@@ -52,9 +52,7 @@ def _flexrr(case: RivalCase, grain: int, attentive: bool) -> RivalOutcome:
     totals = SettledTotals(n)
     for k in range(ITERATIONS):
         by_rank = [{size: case.micro_s(k, i, size) for size in set(cut)} for i in range(n)]
-        played = play_flexrr(
-            [len(cut)] * n, _seconds(by_rank, cut), message_s=MESSAGE_S, attentive=attentive
-        )  # fmt: skip
+        played = play_flexrr([len(cut)] * n, _seconds(by_rank, cut), message_s=MESSAGE_S, attentive=attentive)
         around_s = [case.fixed_s(k, i) + float(case.transfer_s[k, i]) for i in range(n)]
         took_s = max(end_s + more_s for end_s, more_s in zip(played.ends_s, around_s, strict=True))
         lost_s = math.fsum(played.busy_s) - math.fsum(

@@ -94,16 +94,26 @@ def rival(case: RivalCase, name: str, seed: int) -> RivalOutcome:
     n = case.workers
     shares = (case.global_batch // n,) * n
     view = BalanceView(
-        iteration=0, global_batch=case.global_batch, members=tuple(range(n)), shares=shares, observed=(None,) * n,
-        predicted_per_s=(math.nan,) * n, limits=Limits.uniform(n, case.global_batch),
-    )  # fmt: skip
+        iteration=0,
+        global_batch=case.global_batch,
+        members=tuple(range(n)),
+        shares=shares,
+        observed=(None,) * n,
+        predicted_per_s=(math.nan,) * n,
+        limits=Limits.uniform(n, case.global_batch),
+    )
     totals, shares = SettledTotals(n), balancer.split(view).shares
     for k in range(ITERATIONS):
         seen = _iteration(case, k, shares, totals)
         view = BalanceView(
-            iteration=k, global_batch=case.global_batch, members=view.members, shares=shares, observed=seen,
-            predicted_per_s=tuple(one.speed_per_s for one in seen), limits=view.limits,
-        )  # fmt: skip
+            iteration=k,
+            global_batch=case.global_batch,
+            members=view.members,
+            shares=shares,
+            observed=seen,
+            predicted_per_s=tuple(one.speed_per_s for one in seen),
+            limits=view.limits,
+        )
         shares = balancer.split(view).shares
     return totals.outcome()
 

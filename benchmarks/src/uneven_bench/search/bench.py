@@ -69,9 +69,14 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
 
     def trivial(trials: int, name: str) -> search.SearchResult:
         return search.run(
-            trainings.trivial, space, metric="score", trials=trials, devices=rivals.SLOTS, progress=False,
+            trainings.trivial,
+            space,
+            metric="score",
+            trials=trials,
+            devices=rivals.SLOTS,
+            progress=False,
             directory=where / name,
-        )  # fmt: skip
+        )
 
     def our_s(trials: int, name: str) -> float:
         began_s = time.perf_counter()
@@ -99,9 +104,10 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
                 rivals.ray_trivial(2)
                 found["ray"].append(rivals.ray_trivial(ray) / ray * 1e3)
     result: dict[str, Any] = {
-        "overhead_ms": statistics.median(found["ours"]), "overhead_rounds_ms": found,
+        "overhead_ms": statistics.median(found["ours"]),
+        "overhead_rounds_ms": found,
         "memory_per_trial_bytes": per_trial_bytes,
-    }  # fmt: skip
+    }
     for name in ("ray", "optuna", "syne_tune"):
         if found[name]:
             result[f"overhead_{name}_ms"] = statistics.median(found[name])
@@ -159,11 +165,16 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
             for method, each in played.items():
                 cases[case].setdefault(method, []).append(each.figures(targets[case][-1]))
     return {
-        "real": cases, "targets": targets, "trials_at_once": rivals.SLOTS, "trials": trials, "data": data,
+        "real": cases,
+        "targets": targets,
+        "trials_at_once": rivals.SLOTS,
+        "trials": trials,
+        "data": data,
         "preprocess_saving": _ratios(cases, "apart", "prepared_s"),
-        "time_to_target_vs_ray": _ratios(cases, "ray", "target_s"), "end_vs_ray": _ratios(cases, "ray", "end_s"),
+        "time_to_target_vs_ray": _ratios(cases, "ray", "target_s"),
+        "end_vs_ray": _ratios(cases, "ray", "end_s"),
         "sharing_wall": _ratios(cases, "apart", "end_s"),
-    }  # fmt: skip
+    }
 
 
 def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str, rivals.PlayedSearch]]:
@@ -192,8 +203,9 @@ def _ratios(cases: dict[str, dict[str, list[dict[str, float]]]], method: str, ke
         case: statistics.median(
             theirs[key] / ours[key] for theirs, ours in zip(rows[method], rows["shared"], strict=True)
         )
-        for case, rows in cases.items() if method in rows
-    }  # fmt: skip
+        for case, rows in cases.items()
+        if method in rows
+    }
 
 
 def _played(result: search.SearchResult, began_s: float) -> rivals.PlayedSearch:
@@ -218,9 +230,10 @@ def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
             took[placing].append(events[-1]["at_s"] - events[0]["at_s"])
     gains = [first / planned for first, planned in zip(took["first-come"], took["planned"], strict=True)]
     return {
-        "unequal_s": took, "unequal_gain": statistics.median(gains),
+        "unequal_s": took,
+        "unequal_gain": statistics.median(gains),
         "unequal_gain_virtual": statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20)),
-    }  # fmt: skip
+    }
 
 
 def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
@@ -247,9 +260,12 @@ def _virtual_gain(space: Space, trials: int, seed: int) -> float:
         terms = SearchTerms(metric="score", trials=trials, max_t=9, seed=seed)
         core = SearchCore(terms, space, schedulers.resolve("fifo"), searchers.resolve("random"))
         ends_s[placing] = simulate(
-            core, lambda trial, t: t, speeds=trainings.SHARES, costs=lambda trial: float(trial.params["cost"] or 1),
+            core,
+            lambda trial, t: t,
+            speeds=trainings.SHARES,
+            costs=lambda trial: float(trial.params["cost"] or 1),
             placer=Placer(placing_named(placing)),
-        ).end_s  # fmt: skip
+        ).end_s
     return ends_s["first-come"] / ends_s["planned"]
 
 
@@ -276,8 +292,10 @@ def tables(found: dict[str, Any]) -> list[Table]:
         for case, methods in found["real"].items():
             for method, rows in methods.items():
                 if rows:
-                    figures = [statistics.median(row[key] for row in rows) for key in
-                               ("target_s", "end_s", "prepared_s", "epochs")]  # fmt: skip
+                    figures = [
+                        statistics.median(row[key] for row in rows)
+                        for key in ("target_s", "end_s", "prepared_s", "epochs")
+                    ]
                     real.add_row(case, method, *(f"{figure:.1f}" for figure in figures))
         made.append(real)
     return made

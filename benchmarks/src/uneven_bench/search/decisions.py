@@ -205,9 +205,10 @@ def agreement(streams: int) -> dict[str, int] | None:
     for seed in range(streams):
         draw = Random(seed)
         options: dict[str, Any] = {
-            "max_t": draw.choice([9, 27, 40, 100]), "grace_period": draw.choice([1, 2]),
+            "max_t": draw.choice([9, 27, 40, 100]),
+            "grace_period": draw.choice([1, 2]),
             "reduction_factor": draw.choice([2, 3, 4]),
-        }  # fmt: skip
+        }
         pair = StoppingAsha(**options), OfRay(AsyncHyperBandScheduler(metric="score", mode="max", **options))
         at: dict[int, float] = {}
         same = True

@@ -39,9 +39,12 @@ class PlayedSearch:
     def figures(self, target: float) -> dict[str, float]:
         """Return the figures for JSON, with the time until a trial reported the target."""
         return {
-            "target_s": min(at_s for at_s, accuracy in self.reports if accuracy >= target), "end_s": self.end_s,
-            "best": self.best, "prepared_s": self.prepared_s, "epochs": len(self.reports),
-        }  # fmt: skip
+            "target_s": min(at_s for at_s, accuracy in self.reports if accuracy >= target),
+            "end_s": self.end_s,
+            "best": self.best,
+            "prepared_s": self.prepared_s,
+            "epochs": len(self.reports),
+        }
 
 
 def installed(package: str) -> bool:
@@ -65,12 +68,13 @@ def _fit(trainable: Any, space: dict[str, Any], scheduler: Any = None, samples: 
 
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder, contextlib.redirect_stdout(sys.stderr):
         tuner = tune.Tuner(
-            tune.with_resources(trainable, {"cpu": 1}), param_space=space,
+            tune.with_resources(trainable, {"cpu": 1}),
+            param_space=space,
             tune_config=tune.TuneConfig(
                 reuse_actors=True, num_samples=samples, scheduler=scheduler, metric="score", mode="max"
             ),
             run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
-        )  # fmt: skip
+        )
         return tuner.fit()
 
 
@@ -163,9 +167,13 @@ def syne_trivial(trials: int) -> float:
         tuner = Tuner(
             trial_backend=LocalBackend(str(script)),
             scheduler=RandomSearch({"x": uniform(0, 1)}, metrics=["score"], do_minimize=False, random_seed=0),
-            stop_criterion=StoppingCriterion(max_num_trials_completed=trials), n_workers=SLOTS, sleep_time=0.1,
-            save_tuner=False, tuner_name="trivial", callbacks=[],
-        )  # fmt: skip
+            stop_criterion=StoppingCriterion(max_num_trials_completed=trials),
+            n_workers=SLOTS,
+            sleep_time=0.1,
+            save_tuner=False,
+            tuner_name="trivial",
+            callbacks=[],
+        )
         began_s = time.perf_counter()
         tuner.run()
         return time.perf_counter() - began_s

@@ -1,5 +1,4 @@
-"""The base of the arms of ``uneven bench sync``: a model is trained step by step, for a time or for a number of steps.
-"""
+"""The base of the arms of ``uneven bench sync``: a model is trained for a time or for a number of steps."""
 
 from __future__ import annotations
 

@@ -64,15 +64,18 @@ class EvenSampler(Sampler[list[int]]):
 
 
 def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
-    """Return two hidden layers and about a million parameters, 4 MB, with the same weights on every call with one seed.
-    """
+    """Return two hidden layers and about a million parameters, 4 MB, with the same weights for the same seed."""
     torch.manual_seed(seed)
     first = 960
     second = max(64, (1_000_000 - inputs * first) // (first + classes))
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(inputs, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
         nn.Linear(second, classes),
-    )  # fmt: skip
+    )
 
 
 class NoExchange(SyncArm):

@@ -124,20 +124,30 @@ def cases() -> dict[str, SyncCase]:
         for net, mbit in NETS.items():
             speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
             found[f"{net}-{workers}"] = SyncCase(
-                name=f"{net}-{workers}", about=f"{workers} equal workers on {speed}", shares=even, mbit_per_s=mbit,
+                name=f"{net}-{workers}",
+                about=f"{workers} equal workers on {speed}",
+                shares=even,
+                mbit_per_s=mbit,
                 arms=arms(workers, straggler=False),
-            )  # fmt: skip
+            )
         for name, mbit in (("straggler", math.inf), ("both", NETS["100mbit"])):
             speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
             found[f"{name}-{workers}"] = SyncCase(
-                name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
-                shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
-            )  # fmt: skip
+                name=f"{name}-{workers}",
+                about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
+                shares=slow,
+                mbit_per_s=mbit,
+                arms=arms(workers, straggler=True),
+            )
     found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
     found["twins-4"] = replace(
-        found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
-        arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S, turns=1,
-    )  # fmt: skip
+        found["100mbit-4"],
+        name="twins-4",
+        about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
+        arms=_compared(SEEDS, 4),
+        rounds_s=_TWINS_ROUNDS_S,
+        turns=1,
+    )
     return found
 
 
@@ -188,14 +198,18 @@ _SHADOWS_ROUNDS_S = (3.0,) * 20
 
 
 def _shadows_alone(case: SyncCase) -> SyncCase:
-    """Return the case with shadows only, as a user has it, without threads and memory of twenty others in the process.
-    """
+    """Return the case with shadows only, as a user has it, without the threads and memory of twenty others."""
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
     return replace(
-        case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=_turns(_SHADOWS_ROUNDS_S),
+        case,
+        name=name,
+        about=about,
+        arms=few,
+        rounds_s=_SHADOWS_ROUNDS_S,
+        turns=_turns(_SHADOWS_ROUNDS_S),
         equal_steps=0,
-    )  # fmt: skip
+    )
 
 
 def _turns(rounds_s: tuple[float, ...]) -> int:
@@ -212,7 +226,7 @@ def _compared(seeds: int, workers: int) -> dict[str, str]:
     pairs = [name for pair in TWINS.items() for name in pair]
     return {YARDSTICK: all_of[YARDSTICK]} | {
         seeded(name, seed): all_of[name] for seed in range(seeds) for name in pairs
-    }  # fmt: skip
+    }
 
 
 def _even(workers: int) -> tuple[float, ...]:

@@ -21,12 +21,9 @@ _TIMEOUT_S = 120.0
 
 
 class Hivemind(SyncArm):
-    """A peer of one group of all workers. All make it at the same time.
-
-    hivemind's optimizer begins an average when the peers' progress in the hash table demands it, each peer at another
-    step. Here the averager is called after every block, for the same steps as the other arms'. Values travel as
-    float16, as in its examples for slow lines.
-    """
+    """A peer of one group of all workers. All make it at the same time. hivemind's optimizer begins an average when the
+    peers' progress in the hash table demands it, each peer at another step. Here the averager is called after every
+    block, for the same steps as the other arms'. Values travel as float16, as in its examples for slow lines."""
 
     def __init__(self, model: nn.Module, batches: DataLoader[Any], every: int) -> None:
         super().__init__(model)

@@ -28,8 +28,10 @@ def _case(name: str, case: dict[str, Any]) -> Table:
         caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; n samples, t seconds"
         + ("; bare: beside gloo's sums of zeros" if BARE in case["policies"] else "")
         + "".join(f"; left out: {name}, {why.partition(':')[0]}" for name, why in case["left_out"].items()),
-        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
-    )  # fmt: skip
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     shown.add_column("", no_wrap=True)
     headings = ["per s", "share", "", "of bare", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"]
     rows = {}
@@ -64,10 +66,13 @@ def _exchanges(name: str, case: dict[str, Any]) -> Table:
         low, high = row["faster_spread"]
         shown.add_row(
             "ring of everybody" if way == "everybody" else f"groups: {way}",
-            f"{row['seconds'] * 1e3:.0f}", f"{row['bytes'] / 1e6:.2f}", f"{row['messages']:g}",
+            f"{row['seconds'] * 1e3:.0f}",
+            f"{row['bytes'] / 1e6:.2f}",
+            f"{row['messages']:g}",
             f"{row['faster_than_ring']:.2f} [{low:.2f} … {high:.2f}]",
-            f"{row['predicted_by_bytes']:.2f}", f"{row['predicted_by_messages']:.2f}",
-        )  # fmt: skip
+            f"{row['predicted_by_bytes']:.2f}",
+            f"{row['predicted_by_messages']:.2f}",
+        )
     return shown
 
 

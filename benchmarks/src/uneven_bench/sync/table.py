@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from uneven_bench.lb_bsp.table import Spread
 from uneven_bench.sync.cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, SyncCase, seed_of, seeded
 
-OURS_NOT = (
-    YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco",
-)  # fmt: skip
+OURS_NOT = (YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco")
 """Arms that are not a policy of ours."""
 
 
@@ -69,11 +67,9 @@ def reached_s(points: Sequence[CurvePoint], target: float) -> float | None:
 
 
 def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarize one case: its arms, the cost of the twins, DS-Sync's exchange against the ring.
-
-    Losses at equal samples are compared at the fewest samples of any arm; at equal time, at the shortest time under the
-    limits. The target is DDP's loss at the end of its time.
-    """
+    """Summarize one case: its arms, the cost of the twins, DS-Sync's exchange against the ring. Losses at equal samples
+    are compared at the fewest samples of any arm; at equal time, at the shortest time under the limits. The target is
+    DDP's loss at the end of its time."""
     told = result["arms"]
     curves = {name: curve(arm) for name, arm in told.items()}
     under = {name: limited(arm) for name, arm in told.items()}

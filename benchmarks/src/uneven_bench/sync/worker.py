@@ -1,5 +1,4 @@
-"""One worker of ``uneven bench sync``, which trains every arm in turn, stretch by stretch; rank 0 writes the results.
-"""
+"""One worker of ``uneven bench sync``, which trains every arm in turn, by stretches; rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -67,12 +66,9 @@ def main(directory: Path) -> None:
 
 
 def _count_tiny_numbers_as_zero() -> None:
-    """Flush subnormal numbers to zero in every arm, as a user would.
-
-    The momentum of dead units decays to numbers below 1.2e-38, which cost a processor a hundred times as much. With a
-    block momentum of 0.875, three units in four of this network died; a step took three times as long, with the same
-    loss.
-    """
+    """Flush subnormal numbers to zero in every arm, as a user would. The momentum of dead units decays to numbers below
+    1.2e-38, which cost a processor a hundred times as much. With a block momentum of 0.875, three units in four of this
+    network died; a step took three times as long, with the same loss."""
     if not torch.set_flush_denormal(True):
         sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
 
@@ -218,11 +214,9 @@ class _SyncRun:
         return max(1, round(seconds / a_step_s / every)) * every
 
     def _catch_up(self) -> None:
-        """Train every arm up to the comparison at equal samples.
-
-        If all workers step together, the loss does not depend on the speed of links and processors, so both are free
-        here. Other arms have come that far under the limits, or are not compared.
-        """
+        """Train every arm up to the comparison at equal samples. If all workers step together, the loss does not depend
+        on the speed of links and processors, so both are free here. Other arms have come that far under the limits, or
+        are not compared."""
         wanted = self._case.equal_steps
         for number, (name, arm) in enumerate(self._arms.items()):
             self._say(f"{name}, catching up", 0.8 + 0.2 * number / len(self._arms))

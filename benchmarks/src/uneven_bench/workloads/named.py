@@ -28,5 +28,7 @@ def _convolutional(data: str) -> TrainingWorkload:
     found = images(data)
     return TrainingWorkload(
         about=f"a convolutional network of width {WIDTH} on {data}",
-        train=found.train, test=found.test, make=lambda: network(found, WIDTH),
-    )  # fmt: skip
+        train=found.train,
+        test=found.test,
+        make=lambda: network(found, WIDTH),
+    )

@@ -31,17 +31,7 @@ from uneven.policy.sync import BSP
 from uneven_bench.recorded.runs import emulate
 from uneven_bench.show import Progress
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
-from uneven_bench.worlds.compare import (
-    BALANCERS,
-    Compared,
-    Pair,
-    Race,
-    close,
-    iteration_s,
-    summarize,
-    summary,
-    tables,
-)  # fmt: skip
+from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary, tables
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of
 from uneven_bench.worlds.worker import WIDTH
 
@@ -167,9 +157,12 @@ def _simulated_s(spec: ClusterSpec, balance: str, emulated: list[Record], effort
     """Return the iteration time of the same run in virtual time, on processors as fast as the emulated ones: the median
     of several seeds, which decide where in its period each node begins."""
     scenario = Scenario(
-        spec=as_in(spec, emulated, effort.settled), balancer=balancers.resolve(balance), policy=BSP(),
-        iterations=effort.iterations, exchange_s=own_sides(spec, emulated, effort.settled),
-    )  # fmt: skip
+        spec=as_in(spec, emulated, effort.settled),
+        balancer=balancers.resolve(balance),
+        policy=BSP(),
+        iterations=effort.iterations,
+        exchange_s=own_sides(spec, emulated, effort.settled),
+    )
     found: list[float] = []
     for seed in range(_SEEDS):
         records: list[Record] = []

@@ -39,22 +39,16 @@ def cases(workload: Workload) -> dict[str, WorldCase]:
         return WorldCase(ClusterSpec(name=name, nodes=nodes, events=events, workload=workload), root)
 
     narrow = tuple(
-        replace(node, up_bit_per_s=_mbit(50), down_bit_per_s=_mbit(50))
-        if node.name == "node1"
-        else node
+        replace(node, up_bit_per_s=_mbit(50), down_bit_per_s=_mbit(50)) if node.name == "node1" else node
         for node in _nodes(0.5, 0.35, 0.2, 0.15)
     )
     wide = tuple(
-        replace(node, up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400))
-        for node in _nodes(0.5, 0.35, 0.2, 0.15)
+        replace(node, up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400)) for node in _nodes(0.5, 0.35, 0.2, 0.15)
     )
     rivals = tuple(
-        replace(node, load=steady(1.0)) if node.name == "node0" else node
-        for node in _nodes(0.4, 0.4, 0.3, 0.2)
+        replace(node, load=steady(1.0)) if node.name == "node0" else node for node in _nodes(0.4, 0.4, 0.3, 0.2)
     )
-    replayed = tuple(
-        replace(node, share=_left(loads)) for node, loads in zip(_nodes(*[0.45] * 4), _LOADS, strict=True)
-    )
+    replayed = tuple(replace(node, share=_left(loads)) for node, loads in zip(_nodes(*[0.45] * 4), _LOADS, strict=True))
     far = ClusterSpec(name="sites", nodes=_at_sites(0.4, 0.25, 0.4, 0.25, 0.3, 0.15), links=_LINES, workload=workload)
     return {
         "equal nodes": case("equal", _nodes(0.3, 0.3, 0.3, 0.3)),
@@ -104,7 +98,9 @@ _SITES = ("us", "eu", "asia")
 _LINES = tuple(
     SiteLink(between=between, bit_per_s=_mbit(rate), latency_s=latency_s)
     for between, rate, latency_s in (
-        (("us", "eu"), 100, 0.002), (("us", "asia"), 67, 0.004), (("eu", "asia"), 50, 0.006)
+        (("us", "eu"), 100, 0.002),
+        (("us", "asia"), 67, 0.004),
+        (("eu", "asia"), 50, 0.006),
     )
-)  # fmt: skip
+)
 """Lines so short that an exchange is little slower than in the simulator, which has no slow start of TCP."""

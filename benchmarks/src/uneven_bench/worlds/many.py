@@ -21,9 +21,7 @@ def main(workers: int, iterations: int) -> None:
     nodes = tuple(Node(name=f"node{rank}", cores=_KINDS[rank % len(_KINDS)]) for rank in range(workers))
     spec = ClusterSpec(name="many", nodes=nodes, workload=Workload(global_batch=_SAMPLES_EACH * workers))
     started_s = time.perf_counter()
-    outcome = simulate(
-        Scenario(spec=spec, balancer=balancers.resolve("lb-bsp"), policy=BSP(), iterations=iterations)
-    )
+    outcome = simulate(Scenario(spec=spec, balancer=balancers.resolve("lb-bsp"), policy=BSP(), iterations=iterations))
     took_s = time.perf_counter() - started_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     print(json.dumps({"took_s": took_s, "peak_bytes": peak, "events_per_s": outcome.happened / took_s}))

@@ -24,17 +24,9 @@ EPOCH = 40  # iterations, our choice
 def dbs_shares(
     shares: Sequence[int], times_s: Sequence[float], total: int, limits: Limits | None = None
 ) -> tuple[int, ...]:
-    """Apply the rule once. Raises ConfigError: limits that cannot be met, or a speed that is not a number.
-
-    Args:
-        shares: samples of each worker in an iteration.
-        times_s: seconds that each needed for them.
-        total: X.
-        limits: least and greatest share of each worker.
-
-    Returns:
-        The next epoch's shares, which add up to ``total``.
-    """
+    """Apply the rule once. Raises ConfigError: limits that cannot be met, or a speed that is not a number. ``shares``:
+    samples of each worker in an iteration; ``times_s``: seconds that each needed for them; ``total``: X; ``limits``:
+    least and greatest share of each worker. Returns the next epoch's shares, which add up to ``total``."""
     return proportional([x / t for x, t in zip(shares, times_s, strict=True)], total, limits)
 
 

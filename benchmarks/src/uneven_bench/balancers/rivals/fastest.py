@@ -23,14 +23,9 @@ def fastest_finish(
     of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. O(n log n). Raises ConfigError: limits
     that cannot be met, a negative or infinite cost, a total out of range.
 
-    Args:
-        overhead_s: seconds that rank i needs for any share.
-        per_sample_s: seconds that each sample adds.
-        total: samples to hand out.
-        limits: least and greatest share of each rank; by default 0 and ``total``.
-
-    Returns:
-        One share per rank. They add up to ``total`` exactly.
+    ``overhead_s``: seconds that rank i needs for any share; ``per_sample_s``: seconds that each sample adds; ``total``:
+    samples to hand out; ``limits``: least and greatest share of each rank; by default 0 and ``total``. Returns one
+    share per rank. They add up to ``total`` exactly.
     """
     lower, upper = bounds(len(per_sample_s), total, limits)
     if len(overhead_s) != len(per_sample_s):

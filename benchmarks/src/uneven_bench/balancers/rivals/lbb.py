@@ -44,15 +44,9 @@ def refit(
     shares: Sequence[int], times_s: Sequence[float], a0_s: Sequence[float], total: int, limits: Limits
 ) -> tuple[int, ...]:
     """Return the best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement. Raises
-    ConfigError: limits that cannot be met.
-
-    Args:
-        shares: CB, the batch of each worker.
-        times_s: CT, its seconds.
-        a0_s: of each worker's profile; if the time is not above it, half the time counts.
-        total: X.
-        limits: least and greatest share of each worker.
-    """
+    ConfigError: limits that cannot be met. ``shares``: CB, the batch of each worker; ``times_s``: CT, its seconds;
+    ``a0_s``: of each worker's profile; if the time is not above it, half the time counts; ``total``: X; ``limits``:
+    least and greatest share of each worker."""
     fixed_s = [min(a0, 0.5 * t) for a0, t in zip(a0_s, times_s, strict=True)]
     slopes_s = [(t - a0) / b for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
     return fastest_finish(fixed_s, slopes_s, total, limits)
@@ -70,23 +64,15 @@ class Lbb(Balancer):
     It decides after every iteration measured under the present split. Raises ConfigError: thresholds or window out of
     range, or an invalid profile.
 
-    Args:
-        profile: each worker's cubic, by rank; by default the session's profile. Without any, equal shares at first and
-            a0 = 0.
-        calm: SE below which nothing moves.
-        far: SE from which the costs are fitted again.
-        window: iterations after a refit with single samples only.
+    ``profile``: each worker's cubic, by rank; by default the session's profile. Without any, equal shares at first and
+    a0 = 0; ``calm``: SE below which nothing moves; ``far``: SE from which the costs are fitted again; ``window``:
+    iterations after a refit with single samples only.
     """
 
     predictor = "last"
 
     def __init__(
-        self,
-        *,
-        profile: Sequence[Cubic] | None = None,
-        calm: float = 0.05,
-        far: float = 0.3,
-        window: int = 30,
+        self, *, profile: Sequence[Cubic] | None = None, calm: float = 0.05, far: float = 0.3, window: int = 30
     ) -> None:
         if not 0.0 <= calm <= far or window < 0:
             raise ConfigError(

@@ -40,15 +40,9 @@ def omnilearn_round(
     clamp cut off. Then each gives back an n-th of the excess of the sum over X, rounded up, without a further clamp.
     Specification of LB-BSP, §6.1.
 
-    Args:
-        batches: samples of each worker in an iteration.
-        times_s: mean compute time of each.
-        total: X.
-        dead_band: relative to the candidate.
-        least, most: bounds of a candidate, samples.
-
-    Returns:
-        The next epoch's batches; their sum may differ from X by less than n.
+    ``batches``: samples of each worker in an iteration; ``times_s``: mean compute time of each; ``total``: X;
+    ``dead_band``: relative to the candidate; ``least, most``: bounds of a candidate, samples. Returns the next epoch's
+    batches; their sum may differ from X by less than n.
     """
     n = len(batches)
     mean_s = math.fsum(times_s) / n

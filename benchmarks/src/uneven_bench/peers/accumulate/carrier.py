@@ -22,17 +22,9 @@ SumLoss = Callable[[int, int], torch.Tensor]
 
 class AccumulateCarrier:
     """A maker of one gradient after the other. Making and closing one is collective. Raises ConfigError: a micro-batch
-    without samples.
-
-    Args:
-        model: with the same parameters on all ranks.
-        grain: samples of a micro-batch.
-        timeout_s: the longest wait for the other ranks.
-
-    Attributes:
-        own: samples of this rank in the last iteration.
-        ready_s: end of its last micro-batch, by ``time.perf_counter``.
-    """
+    without samples. ``model``: with the same parameters on all ranks; ``grain``: samples of a micro-batch;
+    ``timeout_s``: the longest wait for the other ranks. ``own``: samples of this rank in the last iteration;
+    ``ready_s``: end of its last micro-batch, by ``time.perf_counter``."""
 
     def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
         if grain < 1:
@@ -52,9 +44,7 @@ class AccumulateCarrier:
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
         counts = [0] * self._size
         while sum(counts) < total:
-            found = torch.autograd.grad(
-                loss(counts[self._rank], self._grain), self._parameters, materialize_grads=True
-            )
+            found = torch.autograd.grad(loss(counts[self._rank], self._grain), self._parameters, materialize_grads=True)
             torch._foreach_add_(sums, list(found))
             counts[self._rank] += self._grain
             self.ready_s = time.perf_counter()

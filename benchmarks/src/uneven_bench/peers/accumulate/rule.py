@@ -27,17 +27,9 @@ class Accumulated:
 
 
 def accumulate(micro_batch_s: Sequence[float], grain: int, total: int, *, notice_s: float = 0.0) -> Accumulated:
-    """One round.
-
-    Args:
-        micro_batch_s: seconds of a micro-batch on each worker.
-        grain: samples of a micro-batch.
-        total: X.
-        notice_s: until a worker can know that the X-th sample is in.
-
-    Raises:
-        ConfigError: no workers, an empty micro-batch, or one that takes no time.
-    """
+    """One round. ``micro_batch_s``: seconds of a micro-batch on each worker; ``grain``: samples of a micro-batch;
+    ``total``: X; ``notice_s``: until a worker can know that the X-th sample is in. Raises ConfigError: no workers, an
+    empty micro-batch, or one that takes no time."""
     if grain < 1 or total < 1 or not micro_batch_s or not all(0.0 < s < math.inf for s in micro_batch_s):
         raise ConfigError(
             f"accumulating {total} samples in micro-batches of {grain} that take {list(micro_batch_s)} s: all of these "

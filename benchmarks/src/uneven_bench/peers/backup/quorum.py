@@ -33,16 +33,9 @@ class GradientVerdict:
 
 
 class Quorum:
-    """A counter of the gradients of the present version. Raises ConfigError: no gradient would count.
-
-    Args:
-        workers: n.
-        spares: b.
-
-    Attributes:
-        version: of the parameters; also the updates made so far.
-        dropped: late gradients of each rank.
-    """
+    """A counter of the gradients of the present version. Raises ConfigError: no gradient would count. ``workers``: n;
+    ``spares``: b. ``version``: of the parameters; also the updates made so far; ``dropped``: late gradients of each
+    rank."""
 
     def __init__(self, workers: int, spares: int) -> None:
         samples_each(1, workers, spares)

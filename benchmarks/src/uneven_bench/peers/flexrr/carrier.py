@@ -16,16 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from uneven.errors import TrainingError
-from uneven_bench.peers.flexrr.messages import (
-    Action,
-    Compute,
-    Drop,
-    FlexRRMessage,
-    Keep,
-    Send,
-    Through,
-    pieces,
-)
+from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, FlexRRMessage, Keep, Send, Through, pieces
 from uneven_bench.peers.flexrr.rule import FlexRR
 from uneven_bench.peers.mailbox import Letter, Mailbox
 
@@ -59,17 +50,10 @@ class _Iteration:
 
 
 class FlexRRCarrier:
-    """A maker of the gradients of one global batch after the other. Making and closing one is collective.
-
-    Args:
-        model: with the same parameters on all ranks; buffers stay each rank's own.
-        grain: samples of a micro-batch.
-        timeout_s: how long a rank waits for a message.
-
-    Attributes:
-        tally: the work of this rank.
-        ready_s: ``time.perf_counter`` after its last computing; waiting and the exchange follow.
-    """
+    """A maker of the gradients of one global batch after the other. Making and closing one is collective. ``model``:
+    with the same parameters on all ranks; buffers stay each rank's own; ``grain``: samples of a micro-batch;
+    ``timeout_s``: how long a rank waits for a message. ``tally``: the work of this rank; ``ready_s``:
+    ``time.perf_counter`` after its last computing; waiting and the exchange follow."""
 
     def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]

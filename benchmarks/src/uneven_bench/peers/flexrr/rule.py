@@ -55,16 +55,11 @@ class FlexRR:
     The carrier calls :meth:`begin` once, :meth:`computed` after each piece, and *before* that :meth:`heard` with each
     message received meanwhile, or without delay while the worker is idle. It performs their actions, in order.
 
-    Args:
-        rank: of this worker.
-        workers: how many there are; all may help each other.
-        pieces: micro-batches of its own.
-        iteration: for the messages.
+    ``rank``: of this worker; ``workers``: how many there are; all may help each other; ``pieces``: micro-batches of its
+    own; ``iteration``: for the messages.
     """
 
-    def __init__(
-        self, rank: int, workers: int, pieces: int, *, iteration: int = 0, rules: Rules | None = None
-    ) -> None:
+    def __init__(self, rank: int, workers: int, pieces: int, *, iteration: int = 0, rules: Rules | None = None) -> None:
         self.rank, self.iteration = rank, iteration
         self._group = tuple(other for other in range(workers) if other != rank)
         self._pieces = pieces

@@ -26,11 +26,7 @@ class _IterationPlay:
     """The events of one iteration."""
 
     def __init__(
-        self,
-        workers: Sequence[FlexRR],
-        seconds: Callable[[int, int, int], float],
-        message_s: float,
-        attentive: bool,
+        self, workers: Sequence[FlexRR], seconds: Callable[[int, int, int], float], message_s: float, attentive: bool
     ) -> None:
         self._workers = workers
         self._seconds = seconds
@@ -113,17 +109,10 @@ def play(
     rules: Rules | None = None,
 ) -> PlayedIteration:
     """Play one iteration. Raises TrainingError: the rules let a piece be done twice or never; a fault of theirs.
-
-    Args:
-        pieces: micro-batches of each worker.
-        seconds: of (who, owner, piece): how long a worker needs for a piece of an owner's batch.
-        message_s: from sending a message to its being there.
-        attentive: whether a worker hears it at once, by a thread beside its computing, or when the piece in hand is
-            done; an idle worker hears it at once anyway.
-
-    Raises:
-        TrainingError: the rules let a piece be done twice or never; a fault of theirs.
-    """
+    ``pieces``: micro-batches of each worker; ``seconds``: of (who, owner, piece): how long a worker needs for a piece
+    of an owner's batch; ``message_s``: from sending a message to its being there; ``attentive``: whether a worker hears
+    it at once, by a thread beside its computing, or when the piece in hand is done; an idle worker hears it at once
+    anyway. Raises TrainingError: the rules let a piece be done twice or never; a fault of theirs."""
     workers = [FlexRR(rank, len(pieces), count, rules=rules) for rank, count in enumerate(pieces)]
     events = _IterationPlay(workers, seconds, message_s, attentive)
     events.run()
