@@ -33,11 +33,7 @@ class Benches(TyperGroup):
     """A group of commands that raises on an unknown name, and offers the nearest one."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # of click, or of the copy of it that newer typers have
-        """Return the bench.
-
-        Raises:
-            UnknownNameError: there is none of this name.
-        """
+        """Return the bench. Raises UnknownNameError: there is none of this name."""
         if cmd_name not in self.commands:
             raise UnknownNameError("bench", cmd_name, self.commands)
         return super().get_command(ctx, cmd_name)
@@ -112,7 +108,7 @@ def predictors(
 
 @app.command("balancers")
 def balancers(quick: Quick = False, json: Json = False) -> None:
-    """Balancers in virtual time, where the costs are known.
+    """Balancers in virtual time, on known costs.
 
     Saturation, constant parts, memory limits, a cut link. A minute.
     """
@@ -161,7 +157,7 @@ def loops(quick: Quick = False, json: Json = False, case: Case = None) -> None:
 
 @app.command("flicker")
 def flicker(quick: Quick = False, json: Json = False) -> None:
-    """Iterations that are finished together where load changes every 25, 5 or 2 iterations, in virtual time.
+    """Iterations that workers finish together under load that changes every 25, 5 or 2 iterations, in virtual time.
 
     On recorded machine use if UNEVEN_DATA is set. Three minutes.
     """
@@ -306,7 +302,7 @@ def fleet_plan(
 def fleet_kill(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
     """Trainings of an ensemble in which processes are killed.
 
-    The run, a member or a preprocessor gets kill -9 at ten random moments: is everybody trained in the end, and nothing
+    The run, a member or a preprocessor gets kill -9 at ten random moments: does each member end trained, and nothing
     twice? Three minutes, --quick one.
     """
     from uneven_bench.fleet.kill import run, tables

@@ -17,14 +17,13 @@ from uneven.journal.report.console import Console
 
 Result = dict[str, Any]
 Progress = Callable[[str, str, float], None]
-"""What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
+"""Receives the phase, the current work, and the finished part of the phase, 0 … 1."""
 
 _WIDTH = 112  # columns of output without a terminal; the widest table takes 104
 
 
 def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
-    """Run a bench with its progress on stderr and print what it found. ``run``: measures, and tells its progress;
-    ``tables``: the result for people; ``as_json``: print the result as one JSON object too, as the last line."""
+    """Run a bench, print its tables, and with ``as_json`` its result as one JSON object in the last line."""
     result = _measured(run)
     console = Console()
     if not console.is_terminal:

@@ -25,9 +25,7 @@ from uneven.policy.predict import predictors
 from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
 
 ITERATIONS = 400
-SETTLED = 100
-"""The last iterations of a run, in which it should have settled."""
-
+SETTLED = 100  # the last iterations of a run, in which it should have settled
 NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic")
 _RAREST = 8
 

@@ -37,8 +37,7 @@ from uneven_bench.show import Progress
 
 SEED = 30
 
-_BETWEEN_FAULTS_S = 10.0
-"""The mean time between faults, for torchrun's checkpoints."""
+_BETWEEN_FAULTS_S = 10.0  # the mean time between faults, for torchrun's checkpoints
 
 
 def run(

@@ -13,8 +13,7 @@ KINDS = ("kill", "stop", "cut", "leave", "join")
 """Events with a measured pause: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
 
 MOMENTS = ("any", "exchange", "between", "join")
-"""When a fault strikes: at any time, during an exchange, during the computing, or while a newcomer replaces a killed
-worker."""
+"""At any time, during an exchange, during the computing, or while a newcomer replaces a killed worker."""
 
 OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp", "torchrun", "ddp"
 """The arms: ours; torchft with an all-reduce by hand, and with its own DDP; torchrun's restart; DDP undisturbed."""

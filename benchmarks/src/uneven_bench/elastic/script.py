@@ -66,7 +66,7 @@ def ddp(task: ElasticTask) -> None:
     """Train with plain DDP on even parts of the same global batch, with checkpoints on demand."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=task.told["timeout_s"]))
     rank, size = dist.get_rank(), dist.get_world_size()
-    # Rank 0's clock names this life of all workers, so that the logs of a restart can be told apart.
+    # Rank 0's clock names this life of all workers, so that logs before and after a restart are distinct.
     began = [time.monotonic()]
     dist.broadcast_object_list(began, src=0)
     worker = LoggedWorker(task, life=began[0])

@@ -17,8 +17,7 @@ from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
 from uneven_bench.show import Progress
 
-TARGET = 0.5
-"""The part of BSP's steps after which its loss is the target of the others."""
+TARGET = 0.5  # the part of BSP's steps after which its loss is the target of the others
 
 
 class LossPoint(NamedTuple):

@@ -28,8 +28,7 @@ FAULTS, FEW = 200, 24
 SEED = 28
 
 _LOOK_EVERY_S = 0.05
-_SHOWN = 1500
-"""Characters from the end of the output of a failed run."""
+_SHOWN = 1500  # characters from the end of the output of a failed run
 
 
 def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED
 _MEET_WITHIN_S = 60.0
 _STEP_S = 0.005
 _LATE_S = 1.5
-_LONGEST_S = 100.0  # a worker that nobody ends does so by itself then
+_LONGEST_S = 100.0  # a worker ends itself after this time
 
 
 class Fault:

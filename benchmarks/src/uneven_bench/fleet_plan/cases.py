@@ -122,22 +122,19 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def extrapolated(measured: Sequence[float], devices: int) -> Floats:
-    """Rates on 1 … ``devices``, from measured ones (Eq. 5): beyond the anchor b, efficiency decays as it last did.
+    """Return rates on 1 … ``devices`` (Eq. 5), shape (devices,): beyond the anchor b, efficiency decays as it last did.
 
     ::
 
         r(m) = m · r(b)/b · e^(m − b)        e = r(b)/r(b−1) · (b−1)/b
 
-    The paper anchors at b = M_b. Where M_t > M_b the curve then jumps between M_t and M_t + 1, so ours anchors at the
-    last measured number. Ours too: e is at most 1, since noise in two measurements can make it
-    larger, and the curve would then grow without bound. With e < 1 it turns down in the end.
+    The paper anchors at b = M_b. If M_t > M_b the curve jumps between M_t and M_t + 1, so ours anchors at the last
+    measured number. Ours too: e is at most 1, because noise can make it larger, and the curve would grow without bound.
+    With e < 1 it turns down in the end.
 
-    Args:
-        measured: samples/s on 1, 2, 3, … devices; zero where the member does not fit on so few.
-        devices: how long the row shall be; measured ones beyond are left out.
-
-    Raises:
-        ConfigError: more devices than measured, and no two rates to go on from.
+    ``measured``: samples/s on 1, 2, 3, … devices; zero if the member does not fit on so few; ``devices``: length of the
+    row; measured ones beyond are left out. Raises ConfigError: more devices than measured, and no two rates to
+    extrapolate from.
     """
     known = np.array(measured[:devices], dtype=np.float64)
     if devices <= len(known):
@@ -153,5 +150,5 @@ def extrapolated(measured: Sequence[float], devices: int) -> Floats:
 
 
 def profiled_rates(measured: Mapping[str, Sequence[float]], devices: int) -> Rates:
-    """The planner's rates on 1 … ``devices`` from what was measured of each member; see :func:`extrapolated`."""
+    """Return the planner's rates on 1 … ``devices`` from each member's measured ones; see :func:`extrapolated`."""
     return Rates({name: extrapolated(row, devices) for name, row in measured.items()})

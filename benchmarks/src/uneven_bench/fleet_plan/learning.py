@@ -19,12 +19,10 @@ CHANGED = 0.10  # a member's rate is corrected if it differs from the table by m
 class LearningPlanner:
     """A planner whose rates are corrected by the running flotilla. Ours; the paper profiles once.
 
-    It plans as the one it is made from. Tell it what members show at the ends of their epochs. If those told of are
-    slower together than was planned, by more than :data:`CHANGED`, the round ends, as if too few devices were busy, and
-    all is planned anew: one member that is slower than believed would hold up all the others for the whole round.
-
-    ``planner``: with the rates of a profile; ``profiled``: up to how many devices rates were measured; all of them by
-    default. ``planner``: with the rates believed now.
+    The caller reports members at the ends of their epochs. If these together are slower than planned by more than
+    :data:`CHANGED`, the round ends and is planned again: one slow member would hold up all others for the whole round.
+    ``planner``: with the rates of a profile, then with the current ones; ``profiled``: the largest number of devices
+    with measured rates; all of them by default.
     """
 
     def __init__(self, planner: Planner, *, profiled: int | None = None) -> None:
@@ -54,16 +52,15 @@ class LearningPlanner:
 
 
 def corrected(rates: Rates, seen: Mapping[str, tuple[int, float]], *, profiled: int | None = None) -> Rates:
-    """Rates as a running flotilla shows them, where they are off by more than :data:`CHANGED`.
+    """Return the rates with those corrected that differ from a running flotilla's by more than :data:`CHANGED`.
 
     If a member runs on a profiled number of devices, its whole row is rescaled: it is slower or faster on any number.
     On more devices its rate was extrapolated, and the error is taken to be the extrapolation's: it grows from zero, at
     the last profiled number, to the measured error, and stays beyond.
 
-    ``rates``: those that were planned with; ``seen``: member → devices it runs on, and samples/s *while it computes*.
-    Waiting for the shared stream must not be in it: in a flotilla all go at the pace of the slowest; ``profiled``: up
-    to how many devices rates were measured; all of them by default. Raises ConfigError: a measured rate that is not
-    positive, or on devices on which the member does not fit.
+    ``seen``: member → devices, and samples/s *while it computes*, without the wait for the shared stream: in a flotilla
+    all have the pace of the slowest; ``profiled``: the largest number of devices with measured rates; all of them by
+    default. Raises ConfigError: a measured rate that is not positive, or on devices on which the member does not fit.
     """
     table = rates.table.copy()
     counts = np.arange(1, rates.most + 1)

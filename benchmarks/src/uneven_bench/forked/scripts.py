@@ -1,4 +1,4 @@
-"""Run a Python program in a process that starts immediately, where ``subprocess`` would take seconds.
+"""Run a Python program in a process that starts immediately; ``subprocess`` would take seconds.
 
 ::
 

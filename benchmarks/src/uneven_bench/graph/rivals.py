@@ -1,4 +1,4 @@
-"""DGL and PyG, where they are installed; else the reason."""
+"""DGL and PyG, if they are installed; else the reason."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Arm(ABC):
         return ()
 
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
-        """Let go of what the arm opened."""
+        """Close the arm's resources."""
 
 
 class LoopArm(Arm):

@@ -30,22 +30,15 @@ AGAIN = "ddp-again"
 both, which run before and after it."""
 
 PAIR = {"ddp": "ddp", OURS: "lb-bsp", AGAIN: "ddp"}
-RIVALS = ("ddp", "static", *RULES, *INSIDE)
-"""The rivals of ours."""
-
-ARMS = {**BASE, **SINGLES, OURS: "lb-bsp", LIMIT: LIMIT}
-"""The arms of ``--quick``, without rivals but a profile."""
-
+RIVALS = ("ddp", "static", *RULES, *INSIDE)  # the rivals of ours
+ARMS = {**BASE, **SINGLES, OURS: "lb-bsp", LIMIT: LIMIT}  # the arms of ``--quick``, without rivals but a profile
 FULL = {"ddp": "ddp", "static": BASE["static"], **RULES, **INSIDE, OURS: "lb-bsp", LIMIT: LIMIT}
 SLOW = ("ddp", "even", "static", "backup", "flexrr", "accumulate")
 """Arms far from the limit, for which fewer rounds suffice if rounds are equal."""
 
-TRACED = (0, 4, 5, 6)
-"""Workers of the recorded job, those of ``uneven bench rivals``."""
-
+TRACED = (0, 4, 5, 6)  # workers of the recorded job, those of ``uneven bench rivals``
 FLICKERING = {**FULL, TOGETHER: TOGETHER}
-MOST = 1.6
-"""The most cores of all workers together; the machine should have two."""
+MOST = 1.6  # the most cores of all workers together; the machine should have two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,7 @@ from uneven_bench.peers.backup.carrier import BackupCarrier
 from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
 from uneven_bench.workloads.base import TrainingWorkload
 
-_PATIENCE_S = 900.0
-"""The longest wait of a carrier for a message: others' blocks and a profile lie between two of its own."""
+_PATIENCE_S = 900.0  # the longest wait of a carrier for a message: others' blocks and a profile come between its blocks
 
 
 class RuleArm(DDPArm):

@@ -22,8 +22,7 @@ SHARES = "0.6,0.4,0.2,0.1"
 
 _LIMIT_S = 600.0
 
-Rounds = list[dict[str, list[dict[str, float]]]]
-"""Each worker's results, by round, then by arm."""
+Rounds = list[dict[str, list[dict[str, float]]]]  # each worker's results, by round, then by arm
 
 
 def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, Any]:

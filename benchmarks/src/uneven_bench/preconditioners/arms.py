@@ -46,7 +46,7 @@ class StepArm(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def due(self, kind: str) -> None:  # noqa: B027 - of most arms all steps are alike
+    def due(self, kind: str) -> None:  # noqa: B027 - most arms have one kind of step
         """Choose the kind of the next step."""
 
     @abstractmethod
@@ -136,7 +136,8 @@ class PartArm(StepArm):
 
     def __init__(self, model: nn.Module, part: Any, batch: int, balance: str = "even") -> None:
         super().__init__(model)
-        self.part, self._batch = part, batch
+        self.part = part
+        self._batch = batch
         self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync="bsp")
         momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
         optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)

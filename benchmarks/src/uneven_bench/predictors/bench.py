@@ -38,8 +38,7 @@ from uneven_bench.show import Progress, table_of
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
 
-PAGE = Path("uneven-predictors.html")
-"""The file of the pictures, in the working directory."""
+PAGE = Path("uneven-predictors.html")  # the file of the pictures, in the working directory
 
 
 def run(

@@ -123,13 +123,9 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
 
 
 def recorded(run: Path, name: str | None = None) -> PredictorCase:
-    """A run's journal as a case: the iterations that all ranks recorded.
-
-    The readings are those that the workers' own predictors were shown, where the journal has them.
-
-    ``run``: run directory, of a real, an emulated or a simulated run; ``name``: of the case; None is that of the
-    directory. Raises JournalError: no journal, or fewer than 20 common iterations.
-    """
+    """Return a run's journal as a case ``name``: the iterations that all ranks recorded, with their predictors'
+    readings, if any. ``run``: directory of a real, an emulated or a simulated run. Raises JournalError: no journal, or
+    fewer than 20 common iterations."""
     rows = common_steps(run, journal.read(run).ranks)
     speeds, samples, cpu, memory = [], [], [], []
     for its in rows.values():

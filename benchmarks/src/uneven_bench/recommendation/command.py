@@ -18,7 +18,7 @@ def recommendation(
 ) -> None:
     """Trainers with embedding tables on a server.
 
-    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, beside a slow one, and
+    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, next to a slow one, and
     against one process, DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and
     server. Then log loss after one pass in virtual time, against one process, a synchronous batch of the same size and
     foreground twins, each tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in

@@ -236,7 +236,7 @@ class OnePass:
 
 
 def area_under_curve(clicked: Tensor, score: Tensor) -> float:
-    """How often what was clicked has a higher score than what was not; equal scores count half."""
+    """Return the share of pairs in which the clicked sample (n,) has the higher score (n,); equal scores count half."""
     _, place, counts = score.unique(return_inverse=True, return_counts=True)
     below = (counts.cumsum(0) - (counts + 1) / 2)[place][clicked > 0.5].double()
     return float((below.mean() - (len(below) - 1) / 2) / (len(clicked) - len(below)))

@@ -17,7 +17,7 @@ WITHIN = 9  # iterations after the first of a step that count
 _FELT = 0.5  # part of a step from which on an iteration counts as the first of the new level
 _FELT_WITHIN = 4  # iterations after the moment
 _SETTLED_AFTER = 2  # iterations after the moment from which on the level is taken
-_LEAST_STEP = 0.2  # of the larger level; smaller ones cannot be told from noise
+_LEAST_STEP = 0.2  # of the larger level; smaller ones are like noise
 _LEAST_ITERATIONS = 6  # of a level
 
 

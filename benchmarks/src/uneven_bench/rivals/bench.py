@@ -31,9 +31,7 @@ OURS = "lb-bsp"  # the arm named "ours": the default
 LIMITS = ("oracle", "foreseen")
 """Limits instead of methods: a split that knows the next iteration, and one that knows it without the noise."""
 
-CANDIDATES = ("lb-bsp", "numerical", "analytic")
-"""Ours."""
-
+CANDIDATES = ("lb-bsp", "numerical", "analytic")  # ours
 LBB_AS_OURS = "lbb as ours"
 """The strongest rival with reports as rare and late as ours: its result within the same budget."""
 

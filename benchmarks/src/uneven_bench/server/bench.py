@@ -20,8 +20,7 @@ from uneven_bench.server import restart as server_restart
 from uneven_bench.server.fuzz import fuzz
 from uneven_bench.show import Progress, table_of
 
-BAR_OF_PLAIN = 0.5
-"""Speed of push and pull over that of a plain copy."""
+BAR_OF_PLAIN = 0.5  # speed of push and pull over that of a plain copy
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:

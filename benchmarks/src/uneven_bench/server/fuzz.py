@@ -48,7 +48,7 @@ def served() -> Shard:
 
 
 def malformed(seed: int, messages: int) -> Iterator[list[bytes]]:
-    """Yield frames that a shard must refuse: good messages, each with a single error."""
+    """Yield frames that a shard must reject: good messages, each with a single error."""
     rng = random.Random(seed)
     for _ in range(messages):
         yield rng.choice(_WAYS)(rng)

@@ -101,7 +101,7 @@ class SyncArm(ABC):
         """Return whether an exchange runs in the background."""
         return False
 
-    def leave(self) -> None:  # noqa: B027 - of most arms' loops nobody takes the time
+    def leave(self) -> None:  # noqa: B027 - the loops of most arms are not timed
         """Leave the loop, if that makes a difference."""
 
     @abstractmethod

@@ -80,7 +80,7 @@ def seed_of(name: str) -> int:
 def arms(workers: int, straggler: bool) -> dict[str, str]:
     """Return all arms of the full form: name → text. ``straggler``: one worker is slower, so balanced shares are
     compared too."""
-    # The rule of thumb for the momentum, 1 − 1/n; foreground and shadow alike.
+    # The rule of thumb for the momentum, 1 − 1/n; in foreground and shadow.
     momentum = f"momentum={1 - 1 / workers:g},warmup_samples={_WARM_UP_STEPS * BATCH * workers}"
     found = {
         YARDSTICK: "none",

@@ -91,8 +91,8 @@ def agreed(races: Sequence[Race]) -> bool:
 
 
 def verdict(gains: Sequence[float]) -> str:
-    """Return the faster balancer; "neither" within the tie, or if several races have no common winner. ``gains``: of
-    the second balancer over the first, race by race."""
+    """Return the faster balancer, or "neither" within the tie and without a common winner of several races. ``gains``:
+    of the second balancer over the first, race by race."""
     middle = statistics.median(gains)
     if abs(middle - 1.0) < TIE or (len(gains) >= TOLD and min(gains) <= 1.0 <= max(gains)):
         return "neither"

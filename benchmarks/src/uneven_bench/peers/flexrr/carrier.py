@@ -57,7 +57,8 @@ class FlexRRCarrier:
 
     def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
         self._grain = grain
         self._iteration = 0
         self.tally = RankTally()

@@ -13,7 +13,7 @@ class FlexRRKind(IntEnum):
 
     PROGRESS = 1  # the sender is nearly through and could help: ``first`` of ``count`` pieces done
     OFFER = 2  # these pieces of the sender's, from the end of its queue, may be done by the receiver
-    START = 3  # the sender has begun with the offer: the receiver need not do it any more
+    START = 3  # the sender has begun with the offer: the receiver must not do it
     CANCEL = 4  # the sender does the offered pieces itself after all
     FINISHED = 5  # the sender's own pieces are done or given away for good: no more offers
 

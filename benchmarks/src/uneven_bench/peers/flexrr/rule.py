@@ -60,7 +60,8 @@ class FlexRR:
     """
 
     def __init__(self, rank: int, workers: int, pieces: int, *, iteration: int = 0, rules: Rules | None = None) -> None:
-        self.rank, self.iteration = rank, iteration
+        self.rank = rank
+        self.iteration = iteration
         self._group = tuple(other for other in range(workers) if other != rank)
         self._pieces = pieces
         self._rules = rules or Rules()
@@ -146,7 +147,7 @@ class FlexRR:
         return actions
 
     def _left(self) -> int:
-        """Return the number of own pieces neither done nor offered."""
+        """Return the number of own pieces that are not done and not offered."""
         return self._end - self._next + (self._computing is not None and not self._computing.number)
 
     def _progress(self) -> float:

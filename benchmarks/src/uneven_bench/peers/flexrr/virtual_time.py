@@ -108,11 +108,10 @@ def play(
     attentive: bool = False,
     rules: Rules | None = None,
 ) -> PlayedIteration:
-    """Play one iteration. Raises TrainingError: the rules let a piece be done twice or never; a fault of theirs.
-    ``pieces``: micro-batches of each worker; ``seconds``: of (who, owner, piece): how long a worker needs for a piece
-    of an owner's batch; ``message_s``: from sending a message to its being there; ``attentive``: whether a worker hears
-    it at once, by a thread beside its computing, or when the piece in hand is done; an idle worker hears it at once
-    anyway. Raises TrainingError: the rules let a piece be done twice or never; a fault of theirs."""
+    """Play one iteration. ``pieces``: micro-batches of each worker; ``seconds``: (worker, owner, piece) → time of a
+    piece of an owner's batch; ``message_s``: delay of a message; ``attentive``: a worker receives messages by a thread
+    while it computes; else after the current piece. Raises TrainingError: the rules let a piece be done twice or never;
+    a fault of theirs."""
     workers = [FlexRR(rank, len(pieces), count, rules=rules) for rank, count in enumerate(pieces)]
     events = _IterationPlay(workers, seconds, message_s, attentive)
     events.run()
