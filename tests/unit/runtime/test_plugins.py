@@ -184,7 +184,7 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
     said = "".join(uneven("run", "--help").stdout.split())  # a narrow terminal breaks names at their hyphens
     for words in (
         "analytic, numerical",
-        "model (uneven-bench ",
+        "omnilearn (uneven-bench ",
         ", mine (fast-shares 1.2)",
         "narx (costly), auto (costly), light, guess (fast-shares 1.2).",
         "shadow, often (fast-shares 1.2).",
