@@ -43,7 +43,7 @@ def test_who_computes_longer_waits_less(me: RankContext, tmp_path: str) -> None:
     # Data, compute and exchange tile the loop: all but the start of the loader lies in one of them.
     measured = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
     assert 0.8 * took <= measured <= took
-    iterations = journal.metrics.iterations(journal.read(Path(tmp_path)).records())
+    iterations = journal.iterations(journal.read(Path(tmp_path)).records())
     assert len(iterations) == 5
     waits = [sum(one.timings[rank].wait_s for one in iterations[1:]) for rank in range(2)]
     computes = [sum(one.timings[rank].compute_s for one in iterations[1:]) for rank in range(2)]
