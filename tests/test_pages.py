@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,25 +140,37 @@ def test_the_folder_map_is_true() -> None:
     assert {name for name in inside if not any(f"{name}/".startswith(f"{row}/") for row in rows)} <= floors
 
 
+def defined(tree: ast.AST, within: str = "") -> Iterator[str]:
+    """The classes and functions of a file, and `Class.method` for what a class defines."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield within + node.name
+            yield from defined(node, f"{within}{node.name}.")
+
+
 def missing_in_walks(page: str) -> list[str]:
-    """Steps of walks whose file or function does not exist."""
+    """Steps of walks whose file, or whose class, method or function, does not exist."""
     found = []
-    for file, names in re.findall(r"^\d+\. `([\w/]+\.py)` (`\w+`(?:, `\w+`)*)", page, flags=re.MULTILINE):
+    for file, name in re.findall(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`: ", page, flags=re.MULTILINE):
         path = ROOT / "src" / "uneven" / file
-        tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
-        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        found += [f"{file} {name}" for name in re.findall(r"`(\w+)`", names) if name not in defined]
+        if not path.is_file() or name not in defined(ast.parse(path.read_text())):
+            found.append(f"{file} {name}")
     return found
 
 
 def test_the_walks_lead_through_files_that_exist() -> None:
-    page = ARCHITECTURE.read_text()
-    assert page.count("\n1. `") == 5
-    assert missing_in_walks(page) == []
-    assert missing_in_walks("1. `run/gone.py` `f`: x\n2. `run/session.py` `Session`, `no`: y") == [
-        "run/gone.py f",
-        "run/session.py no",
-    ]
+    walks = re.findall(r"(?:^\d+\. .*\n)+", ARCHITECTURE.read_text().partition("## Five walks")[2], flags=re.MULTILINE)
+    steps = [step for walk in walks for step in walk.splitlines()]
+    assert len(walks) == 5
+    assert max(walk.count("\n") for walk in walks) <= 12
+    assert [step for step in steps if not re.match(r"\d+\. `[\w/]+\.py` `[\w.]+`: ", step)] == []
+    assert missing_in_walks("\n".join(steps)) == []
+
+
+def test_a_step_that_leads_nowhere_is_seen() -> None:
+    steps = ["run/gone.py` `f", "run/session.py` `Session.no", "run/session.py` `step", "run/session.py` `Session.step"]
+    page = "\n".join(f"{number}. `{step}`: x" for number, step in enumerate(steps, 1))
+    assert missing_in_walks(page) == ["run/gone.py f", "run/session.py Session.no", "run/session.py step"]
 
 
 def test_every_bench_is_listed() -> None:
