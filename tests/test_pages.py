@@ -8,12 +8,15 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from test_architecture import SOURCE
+from test_english import comments, docstrings, sources
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
 from uneven.policy.core.run_config import RunConfig, fields
@@ -21,6 +24,9 @@ from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+INVENTED = {"train.py", "queue.py", "mymodels.py", "my_plugins.py", "mnist/main.py"}
+"""The files of users, which pages and docstrings show."""
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -171,6 +177,38 @@ def test_a_step_that_leads_nowhere_is_seen() -> None:
     steps = ["run/gone.py` `f", "run/session.py` `Session.no", "run/session.py` `step", "run/session.py` `Session.step"]
     page = "\n".join(f"{number}. `{step}`: x" for number, step in enumerate(steps, 1))
     assert missing_in_walks(page) == ["run/gone.py f", "run/session.py Session.no", "run/session.py step"]
+
+
+def gone(text: str, near: str = "") -> list[str]:
+    """The Python files of a text that do not exist; a name without a folder must be below ``near``."""
+    names = set(re.findall(r"(?<![\w*/.-])[\w/]+\.py\b", text)) - INVENTED
+    places = {one: below("" if "/" in one else near) for one in sorted(names)}
+    return [one for one, files in places.items() if not any(file.endswith(f"/{one}") for file in files)]
+
+
+@cache
+def below(folder: str) -> tuple[str, ...]:
+    places = [ROOT / folder] if folder else [ROOT / name for name in ("src", "benchmarks", "tests", "docs", "examples")]
+    return tuple(f"/{path.relative_to(ROOT).as_posix()}" for place in places for path in place.rglob("*.py"))
+
+
+def test_files_that_pages_name_exist() -> None:
+    code = {page: re.findall(r"`[^`\n]+`", re.sub(r"(?ms)^```.*?^```$", "", page.read_text())) for page in PAGES}
+    assert [(named(page), one) for page, found in code.items() for one in gone(" ".join(found))] == []
+
+
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    found = [
+        (place, one)
+        for place, module in sources(SOURCE)
+        for _, text in (*docstrings(module), *comments(module))
+        for one in gone(text, "/".join(Path(place).parts[:3]) if place.count("/") > 2 else "")
+    ]
+    assert found == []
+
+
+def test_a_file_that_is_gone_is_seen() -> None:
+    assert gone("run/step/loop.py, run/loop.py, session.py and door.py", "src/uneven/run") == ["door.py", "run/loop.py"]
 
 
 def test_every_bench_is_listed() -> None:

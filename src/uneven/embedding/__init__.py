@@ -2,13 +2,16 @@
 
 ::
 
-    config.py ○   tables and optimizers          bags.py       the module in a model
-    place.py ○    which shard has which rows     door.py       a worker's access to the shards
-    route.py ○    a batch's ids → requests       client.py     requests and updates; link.py ○ one connection's state
-    rows.py ○     bags, and the reference        wire.py ○     messages
-    growing.py ○  ids of any size → rows         files.py      saved rows
-    kernels.py    the same, fast                 shard.py ○    a shard's answers; host.py its sockets
-    logs.py       click logs as data sets        columns.py ○  a block of their text as arrays
+    a worker    bags.py          the module in a model
+                access.py        its access to the shards, with prefetching
+                pure/route.py    a batch's ids → requests
+                table_client.py  requests and updates; pure/table_conversation.py: the state of one connection
+    both        pure/config.py   tables and optimizers
+                pure/sharding_plan.py, pure/table_wire.py    the rows of each shard, and messages
+    a shard     table_host.py    its process; pure/table_shard.py: its answers
+                kernels.py       fast lookups and updates; pure/row_optimizers.py: their reference
+                pure/dynamic_ids.py, table_files.py          ids of any size → rows, and saved rows
+    a data set  logs.py          click logs; pure/columns.py: a block of their text as arrays
 
 Names are imported lazily, so a server's decisions need no torch. See docs/how-to/recommendation.md.
 """

@@ -1,4 +1,5 @@
-"""Fast lookups and updates: torch's ``embedding_bag``, or numba loops. Tests compare both with ``rows.py``."""
+"""Fast lookups and updates: torch's ``embedding_bag``, or numba loops. Tests compare them with
+``row_optimizers.py``."""
 
 from __future__ import annotations
 

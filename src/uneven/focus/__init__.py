@@ -10,11 +10,13 @@
 
 ::
 
-    video.py ─► moving.py ─► networks.py ─► clusters.py ─► store.py        taking.py runs them in threads (stages.py)
-    frames      boxes        a cheap one     incremental    SQLite, crops
-    begin.py    chooses the settings (tune.py: sample, train, sweep.py: choose), then a process a stream (supervise.py)
-    cameras.py  assigns streams to machines
-    query.py    classes → clusters → truth network on centroids → frames
+    video.py ─► background_subtraction.py ─► networks.py ─► pure/clusters.py ─► index.py
+    frames      boxes                        a cheap one    incremental         SQLite, crops
+
+    ingest_stream.py  runs these in threads (stages.py)
+    start.py          chooses the settings (tune.py samples and trains, pure/sweep.py chooses); supervise.py starts a
+                      process for each stream, and pure/cameras.py assigns streams to machines
+    query.py          classes → clusters → truth network on centroids → frames
 
 A name is imported at its first use. The extra ``focus`` installs the video reader.
 """

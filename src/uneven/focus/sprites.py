@@ -13,7 +13,7 @@ from uneven.focus.video import Frame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sprites:
-    """A :class:`~uneven.focus.video.Source` whose objects are pictures of known classes.
+    """A :class:`~uneven.focus.video.VideoSource` whose objects are pictures of known classes.
 
     Every frame is computed from the seed and its number.
 

@@ -1,10 +1,10 @@
 """Leases of samples that workers take asynchronously, while members change.
 
-Two texts, readable by all workers, hold the leases. The book of an epoch has what was handed out; to take and to return
-samples are atomic changes of it. A worker's holding has the samples that it has taken and not passed on yet; only that
+All workers can read two texts. The leases of an epoch are the samples that were handed out; workers take and return
+samples by atomic changes of them. A worker's holding has the samples that it has taken and not passed on yet; only that
 worker writes it, so it needs no answer. When a worker fails, both together determine the samples to requeue::
 
-    book        0 ────────── next ─────── length        and requeued samples, which go first
+    leases      0 ────────── next ─────── length        and requeued samples, which go first
     holding     │ held ──────────────│ of which these are in update 17, under way
 
 An update under way counts if it has arrived. The keeper of the updates knows that (a shard of the parameter server: the
@@ -34,7 +34,7 @@ class SampleLeases:
     gone: tuple[Count, ...] = ()  # workers that get no more samples
 
     def take(self, worker: int, length: int, cut: Cut) -> tuple[SampleLeases, Run | None]:
-        """Take a run for a worker, requeued ones first, from ``length`` positions; return the new book and the run
+        """Take a run for a worker, requeued ones first, from ``length`` positions; return the new leases and the run
         or None."""
         if worker in self.gone:
             return self, None
@@ -51,7 +51,7 @@ class SampleLeases:
         return replace(self, next=run[1], taken=taken), run
 
     def leave(self, worker: int, undone: Iterable[Run]) -> SampleLeases:
-        """Return the book without a failed worker, whose undone runs are requeued. Idempotent."""
+        """Return the leases without a failed worker, whose undone runs are requeued. Idempotent."""
         if worker in self.gone:
             return self
         again = tuple(run for run in merged([*self.again, *undone]) if run[0] < run[1])
@@ -62,7 +62,7 @@ class SampleLeases:
 
 
 def book_of(text: str) -> SampleLeases:
-    """Return the book of a text ("": a new one); raises ValueError if it is not a book."""
+    """Return the leases of a text ("": new ones); raises ValueError if the text has none."""
     return read(SampleLeases, json.loads(text)) if text else SampleLeases()
 
 
@@ -102,7 +102,7 @@ class HeldSamples:
             return ()
         mine = self.gave() if arrived >= self.update else self
         held = mine.held.get(str(epoch), ())
-        # The book may have a run that the worker could not note here before it failed.
+        # The leases may have a run that the worker could not note here before it failed.
         times, run = book.taken.get(str(worker), (0, (0, 0)))
         return held if times <= self.times.get(str(epoch), 0) else (*held, run)
 

@@ -1,4 +1,4 @@
-"""Learners that never wait: the shared copy takes an outer step on the movements of a quorum."""
+"""Learners that never wait: the server's parameters take an outer step on the movements of a quorum."""
 
 from __future__ import annotations
 

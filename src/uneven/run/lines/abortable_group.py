@@ -38,7 +38,7 @@ class AbortableGroup:
         lost: whether a member of this generation has failed or left; called every 20 ms during a wait.
 
     Raises:
-        Broken: a member failed before the group was formed.
+        GroupAborted: a member failed before the group was formed.
         TimeoutError: a member did not come within ``timeout_s``.
     """
 

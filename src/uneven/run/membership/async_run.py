@@ -57,7 +57,7 @@ class Keeper(Protocol):
 
 
 class OwnPaceElastic(ClaimingElastic):
-    """The elastic run of a policy with asynchronous workers; implements :class:`.elastic.Elastic`."""
+    """The elastic run of a policy with asynchronous workers; implements :class:`.elastic_run.Elastic`."""
 
     def __init__(
         self,

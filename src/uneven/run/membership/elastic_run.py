@@ -272,8 +272,8 @@ class Elastic:
             self.give_state(str(new.number), (donor, *sorted(map(int, new.came))))
 
     def give_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Send the state of the run from this worker, the first of these members; raises Broken if one of them has
-        failed."""
+        """Send the state of the run from this worker, the first of these members; raises GroupAborted if one of
+        them has failed."""
         assert self._run is not None
         assert self._attached is not None
         text, tensors = tensor_packing.pack(
@@ -332,8 +332,8 @@ class Elastic:
             self._say(f"worker {self.membership.worker} waits to be let in")
 
     def take_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Receive the state of the run from the first of these members; raises Broken if members have changed
-        before."""
+        """Receive the state of the run from the first of these members; raises GroupAborted if members
+        have changed before."""
         assert self._run is not None
         assert self._attached is not None
         board = self.membership.board

@@ -14,7 +14,7 @@ class FailureDetector:
     """Send this worker's heartbeats, check the others', and notice workers that ask to join; a background thread.
 
     A launcher reports the death of its workers. This thread finds a process that was stopped or cut off by its
-    heartbeats, and one that died together with its launcher by its connection (:class:`.lifelines.PeerConnections`).
+    heartbeats, and one that died together with its launcher by its connection (:class:`.connections.PeerConnections`).
 
     Args:
         silence_s: how long heartbeats may be missing before a member counts as failed; 0 is for ever.

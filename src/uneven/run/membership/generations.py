@@ -201,7 +201,7 @@ class Membership:
     ) -> AbortableGroup:
         """Form the process group of this generation for one purpose; all of its members call it at the same time.
 
-        Raises Broken if a member has failed, and PeerError if one that is alive did not come in time.
+        Raises GroupAborted if a member has failed, and PeerError if one that is alive did not come in time.
         """
         new = self.generation
         name, those = f"circle/{of or new.number}/{purpose}", new.members if those is None else those

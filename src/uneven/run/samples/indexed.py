@@ -118,7 +118,7 @@ class IndexedSource(BatchSource):
 
 
 def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
-    """Return a fingerprint of a data set, see :mod:`.alike`; None if its samples cannot be read here."""
+    """Return a fingerprint of a data set, see :mod:`.stream_fingerprint`; None if its samples cannot be read here."""
     if options.get("num_workers") and options.get("worker_init_fn"):
         return None  # reading may depend on `worker_init_fn`, which runs only in reader processes
     twin = _twin(dataset)

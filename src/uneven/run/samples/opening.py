@@ -33,7 +33,8 @@ class LoaderOptions:
 
     Attributes:
         stream_sharded: whether a stream divides itself among its reader processes; see :class:`.stream.StreamSource`.
-        cost: of each sample, an array or a function of its index; batches are divided by it, see :mod:`.costs`.
+        cost: of each sample, an array or a function of its index; batches are divided by it, see
+            :mod:`uneven.policy.samples.sample_costs`.
         dataloader: other arguments of torch's ``DataLoader`` (``num_workers``, ``collate_fn``, ``pin_memory``,
             ``prefetch_factor``, …), except ``in_order``.
 

@@ -4,13 +4,13 @@
 
     command.py    a program ──────────────────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
     call.py       a function, with a connection ──┼──► a Process ──►┤
-    ray.py        the same on a Ray cluster ──────┘       │         └── keep.py     restarted, under a rule
+    ray.py        the same on a Ray cluster ──────┘       │         └── restart.py  restarted, under a rule
                                                           ▼
-                  events.py: one loop receives ends, messages, heartbeats and anything else that is readable
+                  job_events.py: one loop receives ends, messages, heartbeats and anything else that is readable
 
-    ray_lines.py  programs on a Ray cluster, restarted when a machine is lost
-    place.py      the machines and devices of functions: local.py, ray.py
-    bound.py      a program ends with its parent process, however that ends
+    ray_lines.py     programs on a Ray cluster, restarted when a machine is lost
+    executor.py      the machines and devices of functions: local_executor.py, ray.py
+    parent_death.py  a program ends with its parent process, however that ends
 """
 
 from uneven.runtime.jobs.command import Command, end_all

@@ -1,4 +1,4 @@
-"""A wrapper that binds a program's life to its parent's: ``python bound.py PARENT PROGRAM ARGUMENTS…``.
+"""A wrapper that binds a program's life to its parent's: ``python parent_death.py PARENT PROGRAM ARGUMENTS…``.
 
 The kernel kills the program, even a stopped one, however its parent ends. Run as a file with ``-S``, it starts in 20
 ms.

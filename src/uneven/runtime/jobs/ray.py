@@ -1,7 +1,8 @@
 """A Ray cluster as a place: its devices, actors in placement groups as processes, large objects in its object store.
 
 A connection is three methods of an actor, each with its own thread: ``work`` runs the function, ``tell`` receives
-messages, and a call of ``hear`` waits for the next outgoing message. A parcel is a second return value of ``hear``,
+messages, and a call of ``hear`` waits for the next outgoing message. A ``LargeObject`` is a second return value of
+``hear``,
 which Ray keeps in its object store while it is referenced.
 
 Ray pickles all messages. Whoever can reach the cluster's ports can therefore run code in it, with or without this

@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.2
 
 def _end_with(parent: int) -> None:
     """Stop this launcher, workers first, when its parent process has ended."""
-    # Not PR_SET_PDEATHSIG as in jobs/bound.py: that would kill this launcher before it could end its workers.
+    # Not PR_SET_PDEATHSIG as in jobs/parent_death.py: that would kill this launcher before it could end its workers.
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -18,7 +18,7 @@ from uneven.runtime.parameter_server.pure import wire
 from uneven.runtime.parameter_server.pure.wire import Refused
 
 _WAKE = "inproc://wake"
-_LINGER_MS = 500  # the longest delay of the end by undelivered messages; host.py explains why it is not 0
+_LINGER_MS = 500  # the longest delay of the end by undelivered messages; messages/sockets.py explains why it is not 0
 
 _DEAD_S = 60.0
 """The silence after which a connection is replaced although the shard's address is the same: its machine may have

@@ -1,6 +1,6 @@
 """Control groups: which tree is taken, what is written into which file.
 
-The files are real ones in a folder that looks like what the kernel shows; tests/ranks/test_emulate.py
+The files are real ones in a folder that looks like what the kernel shows; tests/system/emulate/test_emulate.py
 uses the kernel's.
 """
 

@@ -1,4 +1,4 @@
-"""Every merge in a virtual training, against the same plans played on numbers by hand (unit/sync/replicas.py)."""
+"""Every merge in a virtual training, against the same plans on numbers by hand (unit/policy/sync/replicas.py)."""
 
 from __future__ import annotations
 
