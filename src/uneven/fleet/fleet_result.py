@@ -90,7 +90,7 @@ class Result:
         """Return a member's model with the weights of its best epoch, in evaluation mode, on the CPU.
 
         Raises:
-            UnknownNameError: there is no such member.
+            UnknownNameError: the member is unknown.
             TrainingError: it finished no epoch.
         """
         if name not in self._ensemble.members:

@@ -48,7 +48,7 @@ def run(
     ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s`` (kind → median seconds beyond a step, of
     ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷ without), ``goodput`` (ours, of the present
     capacity), ``goodput_vs_torchrun``, ``goodput_vs_torchft``; ``cases`` with all measurements, by case and arm;
-    ``left_out``: arm or case → reason; ``versions``. None means not measured. Raises UnknownNameError: there is no such
+    ``left_out``: arm or case → reason; ``versions``. None means not measured. Raises UnknownNameError: unknown
     case."""
     if only is not None and only not in (*NAMES, *TOGETHER):
         raise UnknownNameError("case", only, (*NAMES, *TOGETHER))

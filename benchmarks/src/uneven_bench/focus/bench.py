@@ -21,7 +21,7 @@ DAY_S = 43_200  # the synthetic stream: twelve hours at one frame a second
 def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
     """Measure all cases. Result: ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``refused``:
     name → reason; ``change``: see :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions
-    of these names. Raises UnknownNameError: there is no such case. DataError: ``UNEVEN_DATA`` has not the data."""
+    of these names. Raises UnknownNameError: the case is unknown. DataError: ``UNEVEN_DATA`` has not the data."""
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)
     found: dict[str, Any] = {"scenes": {}, "refused": {}}

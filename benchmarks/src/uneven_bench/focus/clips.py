@@ -43,7 +43,7 @@ class _Clip:
 
 
 def clips(told: Callable[[float], None]) -> list[Scene]:
-    """Return the five clips of UNEVEN_DATA; the first half of each is the sample. Raises DataError: there is no such
+    """Return the five clips of UNEVEN_DATA; the first half of each is the sample. Raises DataError: unknown
     folder."""
     have = [_clip(name, one) for name, one in json.loads(_NAMED.read_text()).items()]
     classes = tuple(sorted({name for clip in have for name in clip.names}))

@@ -52,7 +52,7 @@ class Pictures:
 
 def pictures(told: Callable[[float], None]) -> Pictures:
     """Load the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000. Raises
-    DataError: there is no such folder."""
+    DataError: the folder does not exist."""
     learned, names, shown, shown_names = _cifar10()
     lesson = TruthLesson(learned, names, np.ones(len(names)))
     network = kept("cifar10", lambda: Expensive(NAMES), lesson, _STEPS, told)

@@ -42,7 +42,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     """Measure all cases. Returns the figures of :data:`HEADLINE`, None if a rival or the case is missing: ratios are
     geometric means over graphs (and widths), ``rows_vs_libra`` and ``cost_over_target`` the worst; ``accuracy`` is mode
     → graph. And their sources: ``kernel``, ``step``, ``cuts``, ``exchanges``, ``links``, ``unequal``, ``large``,
-    ``allocator_keeps``, ``left_out``. Raises UnknownNameError: there is no such case. DataError: ``UNEVEN_DATA`` has
+    ``allocator_keeps``, ``left_out``. Raises UnknownNameError: the case is unknown. DataError: ``UNEVEN_DATA`` has
     not the graphs. LaunchError: a worker died."""
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)

@@ -29,7 +29,7 @@ def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, A
     """Play all cases, or one. Returns by case and arm, medians over the rounds and their middle halves. ``packed`` and
     ``padded``: ``letters_per_s`` of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``,
     ``of_limit``: the evaluation's speed as a share of all workers' speeds in their own batches, added up. Raises
-    UnknownNameError: there is no such case. LaunchError: a run failed."""
+    UnknownNameError: the case is unknown. LaunchError: a run failed."""
     if only is not None and only not in CASES:
         raise UnknownNameError("case", only, CASES)
     rounds, seconds = (1, 4.0) if quick else (5, 8.0)

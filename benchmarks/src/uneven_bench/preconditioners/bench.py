@@ -32,7 +32,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
     medians), ``bytes_vs_kfac_pytorch`` (model → share, at 1/10), ``memory_share`` (model → share of all squares on the
     fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain``, ``unequal_of_limit``,
     ``hook_overhead``, ``time_to_target`` (task → method → epochs, seconds), ``blow_ups``, ``links``, ``left_out``.
-    Raises UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task,
+    Raises UnknownNameError: the case is unknown; "steps:mlp" and "target:cnn" are one model and one task,
     "target:cnn:soap" is one method. LaunchError: a worker died."""
     case, _, one = (case or "").partition(":")
     one, _, method = one.partition(":")

@@ -98,7 +98,7 @@ def images(name: str) -> ImageData:
     """Return "digits" (comes with this package) or "fashion-mnist" (from the folder in ``UNEVEN_DATA``).
 
     Raises:
-        UnknownNameError: there is no such data set.
+        UnknownNameError: the data set is unknown.
         DataError: it is not on this machine; the message gives the remedy.
     """
     if name not in _BY_NAME:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 
 from uneven.errors import ConfigError
-from uneven.policy.predict._cells import Cell, LongCell, PlainCell
+from uneven.policy.predict._cells import LongCell, PlainCell
 from uneven.policy.predict._learner import Learner, whole
 from uneven.policy.predict._recurrent_net import RecurrentNet
 
 
 class _Recurrent(Learner):
+    cell: type[PlainCell] | type[LongCell]
+
     def __init__(
         self,
-        cell: Cell,
-        hidden: int,
-        length: int,
-        warm_up: int,
-        every: int,
-        memory: int,
-        batch: int,
-        rate: float,
-        uses: bool,
-        hold: float,
+        *,
+        hidden: int = 8,
+        length: int = 4,
+        warm_up: int = 60,
+        every: int = 5,
+        memory: int = 1000,
+        batch: int = 32,
+        rate: float = 0.03,
+        uses: bool = False,
+        hold: float = 4.0,
     ) -> None:
         whole("hidden", hidden, 1, 64)
         whole("length", length, 2, 64)
@@ -31,7 +33,7 @@ class _Recurrent(Learner):
             raise ConfigError(f"rate = {rate!r} must be above 0, for instance 0.03")
         if not isinstance(uses, bool):
             raise ConfigError(f"uses = {uses!r} must be true or false")
-        net = RecurrentNet.blank(cell, hidden=hidden, length=length, batch=batch, rate=float(rate), uses=uses)
+        net = RecurrentNet.blank(self.cell(), hidden=hidden, length=length, batch=batch, rate=float(rate), uses=uses)
         super().__init__(net, warm_up=warm_up, every=every, memory=memory, hold=hold)
 
 
@@ -54,36 +56,10 @@ class RNN(_Recurrent):
         hold: see :class:`~uneven.policy.predict._learner.Learner`.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden: int = 8,
-        length: int = 4,
-        warm_up: int = 60,
-        every: int = 5,
-        memory: int = 1000,
-        batch: int = 32,
-        rate: float = 0.03,
-        uses: bool = False,
-        hold: float = 4.0,
-    ) -> None:
-        super().__init__(PlainCell(), hidden, length, warm_up, every, memory, batch, rate, uses, hold)
+    cell = PlainCell
 
 
 class LSTM(_Recurrent):
     """A network of one LSTM layer over past speeds, trained online; for its options see :class:`RNN`."""
 
-    def __init__(
-        self,
-        *,
-        hidden: int = 8,
-        length: int = 4,
-        warm_up: int = 60,
-        every: int = 5,
-        memory: int = 1000,
-        batch: int = 32,
-        rate: float = 0.03,
-        uses: bool = False,
-        hold: float = 4.0,
-    ) -> None:
-        super().__init__(LongCell(), hidden, length, warm_up, every, memory, batch, rate, uses, hold)
+    cell = LongCell

@@ -40,9 +40,9 @@ class ASP(SyncPolicy):
             pace=Pace.OWN,
             stops=False,
             moves="the update of each step to the parameter server, and its parameters back",
-            waits="nobody",
+            waits="no worker",
             stale="the start of a step, by the others' pushes since: n − 1 at equal speeds, no bound",
-            lost_when_one_dies="the step that it was about to push; the others go on",
+            lost_when_one_dies="the step that it was about to push; the others continue",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:
@@ -86,5 +86,5 @@ class SSP(ASP):
             moves="the update of each step to the parameter server, and its parameters back",
             waits=f"a worker that is {s + 1} steps ahead, for the slowest; in the long run all keep its pace",
             stale=f"the start of a step, by at most the last {s} steps of each of the others",
-            lost_when_one_dies="the step that it was about to push; its clock counts no more and the others go on",
+            lost_when_one_dies="the step that it was about to push; its clock no longer counts, the others continue",
         )

@@ -34,7 +34,7 @@ class Backup(SyncPolicy):
             moves="the gradient, or the step it makes, to the parameter server, and the mean of the first ones back",
             waits=f"all workers for the fastest n − {self.spares}, every step",
             stale="nothing: a gradient of an older step is dropped",
-            lost_when_one_dies="its gradient of the step; the others go on",
+            lost_when_one_dies="its gradient of the step; the others continue",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -42,5 +42,5 @@ class BSP(SyncPolicy):
             moves="the gradient, every step, during the backward pass",
             waits="all workers for the slowest, every step",
             stale="nothing",
-            lost_when_one_dies="no update: the replicas are equal; the others stop at once",
+            lost_when_one_dies="no update: the replicas are equal; the others stop immediately",
         )

@@ -32,7 +32,7 @@ def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None
     # Without waits each worker takes samples from the shared order asynchronously, and fast ones take more anyway.
     if facts is None or isinstance(splitting, Even) or facts.pace not in (Pace.OWN, Pace.BOUNDED):
         return None
-    waits = "nobody waits" if facts.pace is Pace.OWN else "workers wait only for who is far behind"
+    waits = "no worker waits" if facts.pace is Pace.OWN else "workers wait only for those that are far behind"
     return (
         f"balance = {describe(balancer)} decides nothing under sync = {describe(policy)}: there {waits}, and each "
         f"worker takes samples at its own pace; use balance = 'even' with it, or sync = {_near(facts)!r} to balance"

@@ -57,10 +57,10 @@ class Decoupled(SyncPolicy):
             pace=Pace.OWN,
             stops=False,
             moves=f"what a learner has moved, {often(self.every)}, to the copy of the parameters, and that back",
-            waits="nobody; the copy for the first "
+            waits="no worker; the copy for the first "
             f"{self.quorum} learners and {self.grace:g} times as long as these have taken",
             stale="a learner's replica, by the merges since its last answer",
-            lost_when_one_dies="what it had moved and not sent; the others go on",
+            lost_when_one_dies="what it had moved and not sent; the others continue",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

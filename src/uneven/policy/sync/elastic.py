@@ -62,9 +62,9 @@ class EASGD(SyncPolicy):
             pace=Pace.OWN,
             stops=False,
             moves=f"the parameters to the parameter server and back, {often(self.every)}, after the optimizer",
-            waits="nobody",
+            waits="no worker",
             stale="a replica, by what the others did since its last exchange; they are drawn together, never equal",
-            lost_when_one_dies=f"its steps since its last exchange, up to {self.every}; the others go on",
+            lost_when_one_dies=f"its steps since its last exchange, up to {self.every}; the others continue",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -46,7 +46,8 @@ class Geo(WrappingPolicy):
             receives an entry twice. Changes of several sites cross between groups once. Not with a lead.
         lead: steps that a site may be ahead of the messages it has received (the mirror clock); 0 is the released code.
             An error if momentum makes it unstable, see :mod:`uneven.policy.sync.stability`.
-        barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 is no limit. Needs a lead.
+        barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 means no limit. Needs a
+        lead.
 
     Raises:
         ConfigError: an argument out of range, or an inner policy of another kind.
@@ -197,7 +198,7 @@ class Geo(WrappingPolicy):
                 else "nothing that was significant"
             )
             + "; of the rest, what each site holds back until it is",
-            lost_when_one_dies=f"{lost}, if it was alone there; the others stop at once",
+            lost_when_one_dies=f"{lost}, if it was alone there; the others stop immediately",
         )
 
 

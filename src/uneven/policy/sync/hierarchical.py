@@ -37,7 +37,7 @@ class Hierarchical(SyncPolicy):
             moves=f"the gradient inside a site, every step; the parameters between sites, {often(self.every)}",
             waits=f"a site for its slowest worker, every step; all for the slowest site, {often(self.every)}",
             stale=f"the steps of other sites since the last exchange, up to {self.every - 1}",
-            lost_when_one_dies="no update: its site has the same replica; its site stops at once, the others when "
+            lost_when_one_dies="no update: its site has the same replica; its site stops immediately, the others when "
             "the sites meet",
         )
 

@@ -83,7 +83,7 @@ class Shadow(WrappingPolicy):
             inner,
             pace=Pace.OWN,
             moves=f"{moves}, or as often as the link allows, in the background",
-            waits="nobody",
+            waits="no worker",
             stale="what the others did since the last exchange was begun, by the steps that an exchange takes",
             lost_when_one_dies="its steps since its last finished exchange; "
             + ("the others' exchanges stop" if inner.stops else "the others go on"),
@@ -103,12 +103,12 @@ def _check(inner: SyncPolicy) -> None:
         )
     if facts.pace is Pace.BOUNDED:
         raise ConfigError(
-            f"shadow: {inner!r} bounds how far workers lead, and in the background nobody waits: use shadow:asp, or "
+            f"shadow: {inner!r} bounds how far workers lead, and in the background no worker waits: use shadow:asp, or "
             f"{inner!r} without a shadow"
         )
     if facts.pace is Pace.GROUPS:
         raise ConfigError(
-            f"shadow: {inner!r} forms its groups by the workers' clocks. Where nobody waits these drift apart, and "
+            f"shadow: {inner!r} forms its groups by the workers' clocks. Where no worker waits these drift apart, and "
             f"groups could wait for each other in a ring: use shadow:ma:every={facts.every}"
         )
 

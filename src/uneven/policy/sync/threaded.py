@@ -30,7 +30,7 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
     if any(one.payload is Payload.GRADIENT for one in exchanges):
         return (
             f"{said}: it averages gradients of all workers in one step, and the threads of a worker do not step "
-            f"together; use sync = {_of_parameters(facts)!r} or, so that nobody waits, sync = 'shadow:ma', or "
+            f"together; use sync = {_of_parameters(facts)!r} or, so that no worker waits, sync = 'shadow:ma', or "
             f"threads = 1"
         )
     if any(one.delay for one in exchanges):

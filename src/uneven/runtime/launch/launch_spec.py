@@ -37,7 +37,7 @@ class Launch:
     local_addr: str | None = None
     standalone: bool = False
     max_restarts: int = 0
-    shares: tuple[float, ...] = ()  # of a core, for each local rank; empty is no limit
+    shares: tuple[float, ...] = ()  # of a core, for each local rank; empty means no limit
     throttle_period_s: float = 0.02  # of a throttled worker's run-and-stop cycle; shorter is smoother and costs more
     # Throttle a worker only when its training starts: at the first use of its session's loader, at
     # ``rundir.mark_ready``, or without a session when it connects to the others.

@@ -18,7 +18,8 @@ _LOOK_EVERY_S = 1.0
 
 
 def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: float) -> dict[str, Any]:
-    """Write into a new store the facts that a launcher needs to join, and return them; ``silence_s`` 0 is no limit."""
+    """Write into a new store the facts that a launcher needs to join, and return them; ``silence_s`` 0 means no
+    limit."""
     # Founders start with equal parameters; workers that join later receive the state of a member.
     run = {"founders": founders, "elastic": f"{bounds[0]}:{bounds[1]}:{silence_s:g}"}
     store.set(RUN, json.dumps(run))

@@ -348,7 +348,7 @@ class SearchCore:
     def clone(self, trial: int, t: float, changes: Mapping[str, object]) -> int:
         """Create a trial from this one's checkpoint at ``t`` (0: none) with changed settings, and return its number.
 
-        Raises `UnknownNameError` if there is no such trial, and `ConfigError` for an invalid setting.
+        Raises `UnknownNameError` for an unknown trial, and `ConfigError` for an invalid setting.
         """
         one = self.known(trial)
         changed = self.space.checked(changes)

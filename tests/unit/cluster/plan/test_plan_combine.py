@@ -33,7 +33,7 @@ def test_shares_decide_nothing_where_nobody_waits() -> None:
         Choice("even", "asp"), Choice("even", "ssp:staleness=2"), Choice("even", "bsp"), Choice("lb-bsp", "bsp")
     ]  # fmt: skip
     whys = {one.sync: one.why for one in left}
-    assert whys["asp"] == "nobody waits, and each worker takes samples at its own pace"
+    assert whys["asp"] == "no worker waits, and each worker takes samples at its own pace"
     assert "far behind" in whys["ssp:staleness=2"]
 
 

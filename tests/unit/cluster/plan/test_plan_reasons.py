@@ -104,7 +104,7 @@ def test_every_pace_has_its_reason() -> None:
     assert told["ssp:staleness=2"].startswith("runs at the pace of tardy once the lead is used up: the others then ")
     assert "quick takes 4.1 × as many steps as tardy; while that takes one, the others take 8" in told["asp"]
     assert told["backup"].startswith("continues without the last: 11 % of all steps are thrown away, 100 % of those ")
-    assert "an exchange runs beside the training, one in" in told["shadow:ma"]
+    assert "an exchange runs in the background, one in" in told["shadow:ma"]
     assert told["shuffle"].endswith("only a group waits for its slowest, and meets another group next")
     assert told["local"] == "equal batches: the others wait 75 % of their time for tardy"
 

@@ -151,7 +151,7 @@ def test_a_shadow_changes_the_moment_and_nothing_else(inner: SyncPolicy) -> None
     assert shadow.evaluated is inner.evaluated
     assert shadow.facts is not None
     assert shadow.facts.pace is Pace.OWN
-    assert shadow.facts.waits == "nobody"
+    assert shadow.facts.waits == "no worker"
 
 
 def test_a_name_in_a_wrapper_means_every_step_unless_it_says_otherwise() -> None:
@@ -185,7 +185,7 @@ def test_a_shadow_takes_a_policy_it_has_never_heard_of_and_checks_it_as_it_plans
         (lambda: Shadow(Backup()), "use shadow:asp"),
         (lambda: Shadow(LocalSGD(every=6, warmup=1)), "use shadow:ma:every=6"),
         (lambda: Shadow(Hierarchical(every=5)), "use shadow:ma:every=5"),
-        (lambda: Shadow(SSP()), "nobody waits: use shadow:asp"),
+        (lambda: Shadow(SSP()), "no worker waits: use shadow:asp"),
         (lambda: Shadow(Shuffle(MA(every=3))), "wait for each other in a ring: use shadow:ma:every=3"),
         (lambda: Shuffle(BSP()), "drift apart: use shuffle:ma"),
         (lambda: Shuffle(Backup()), "drift apart: use shuffle:ma"),

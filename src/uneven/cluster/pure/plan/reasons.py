@@ -113,11 +113,11 @@ def _own_pace(result: CombinationResult) -> str:
     figures = result.figures
     slow, fast = _rarest(figures), _most(figures)
     if figures.steps_apart:
-        head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
+        head = f"no worker waits; an exchange runs in the background, one in {figures.steps_apart:.3g} steps"
     elif figures.communicate_share >= _HEAVY:
         head = f"no worker waits, but the exchange itself takes {percent(figures.communicate_share)} of the time"
     else:
-        head = "nobody waits for anybody"
+        head = "no worker waits for another"
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
         return f"{head}; all take about as many steps"
     others = sum(one.late_rate_per_s for one in figures.workers) - slow.late_rate_per_s

@@ -38,7 +38,7 @@ class Rates:
         self.table: Floats = table
 
     def place(self, member: str) -> int:
-        """Return the member's row in the table. Raises `UnknownNameError` if there is no such member."""
+        """Return the member's row in the table. Raises `UnknownNameError` for an unknown member."""
         if member not in self._place:
             raise UnknownNameError("member", member, self.members)
         return self._place[member]
