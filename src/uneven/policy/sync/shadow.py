@@ -86,7 +86,7 @@ class Shadow(WrappingPolicy):
             waits="no worker",
             stale="what the others did since the last exchange was begun, by the steps that an exchange takes",
             lost_when_one_dies="its steps since its last finished exchange; "
-            + ("the others' exchanges stop" if inner.stops else "the others go on"),
+            + ("the others' exchanges stop" if inner.stops else "the others continue"),
         )
 
 
