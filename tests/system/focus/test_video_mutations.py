@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -58,19 +59,28 @@ def times(path: Path, stamps: list[float | None]) -> list[float]:
     return [clock.read(one, step_s) for one, _ in steady((one, None) for one in stamps)]
 
 
+@pytest.fixture(autouse=True)
+def _errors_are_logged() -> Iterator[None]:
+    before = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    yield
+    av.logging.set_level(before)
+
+
 ROW = brought("videos", "PyAV", f"damaged files, {EACH} of ten kinds; refused if PyAV reads no picture")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=ROW) for name in KINDS])
 def test_damaged_files_give_what_pyav_gives_or_are_refused(tmp_path: Path, name: str) -> None:
     whole, rng = write(tmp_path / name, TIMES_S, **KINDS[name]).read_bytes(), random.Random(name)
-    path, refused, others = tmp_path / f"mutated-{name}", 0, 0
+    path, refused, compared = tmp_path / f"mutated-{name}", 0, 0
     for _ in range(EACH):
         path.write_bytes(mutated(whole, rng))
-        try:
-            every = reference(path)
-        except (av.error.FFmpegError, IndexError, ValueError):
-            every = []
+        with av.logging.Capture(local=False) as complaints:
+            try:
+                every = reference(path)
+            except (av.error.FFmpegError, IndexError, ValueError):
+                every = []
         try:
             Video(path).length_s(), Video(path).begins()
             frames = list(Video(path).frames(2.0))
@@ -87,7 +97,9 @@ def test_damaged_files_give_what_pyav_gives_or_are_refused(tmp_path: Path, name:
             continue
         wanted = due(times_s, 2.0)
         assert [frame.time_s for frame in frames] == pytest.approx([times_s[place] for place in wanted])
-        # What FFmpeg shows in place of lost bytes depends on the pictures that it decoded before in the same memory.
-        others += not all(map(np.array_equal, (one.pixels for one in frames), (every[place][1] for place in wanted)))
+        # In place of lost bytes FFmpeg shows what its memory held before, which differs from time to time. It reports them.
+        if not complaints:
+            compared += 1
+            assert all(map(np.array_equal, (one.pixels for one in frames), (every[place][1] for place in wanted)))
     assert refused < EACH
-    assert others <= EACH // 10
+    assert compared
