@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 MISSING = ("plotly", "scipy", "sklearn", "pynvml", "av", "optuna", "ray", "numba", "pymetis", "pandas")
@@ -22,6 +21,19 @@ import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in {MISSING!r} else found(name, *rest)
 sys.meta_path.insert(0, Blocked())
+import contextlib, io, json
+answers = []
+for code in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(sys.stderr):
+        try:
+            exec(code, {{}})
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        except Exception as error:
+            status = f"{{type(error).__name__}}: {{error}}"
+    answers.append((status, errors.getvalue()))
+print(json.dumps(answers))
 """
 
 
@@ -39,27 +51,28 @@ def test_commands_that_train_import_no_extra() -> None:
     assert "torch" in loaded
 
 
-@pytest.mark.parametrize(
-    ("code", "extra"),
-    [
-        ("import uneven, uneven.embedding, uneven.fleet, uneven.graph, uneven.search, uneven.integrations", None),
-        ("from uneven import KFAC, Session; Session().close()", None),
-        ("from uneven.cli import main; main(['simulate', 'demo4', '--no-journal', '--iterations', '5'])", None),
-        ("from uneven.testing.digits import load_digits; load_digits()", None),
-        ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
-        ("from uneven import focus", "focus"),
-        ("from pathlib import Path; from uneven.cli.watch import _serve; _serve(Path(), 0, 1.0)", "report"),
-        ("from uneven.cli import main; main(['fleet', 'nowhere.toml', '--report', 'page.html'])", "report"),
-        ("from uneven.cli import main; main(['search', 'nowhere.toml', '--report', 'page.html'])", "report"),
-        ("from uneven.cli import main; main(['graph', 'partition', 'nowhere.npz', 'p', '--parts', '2'])", "graph"),
-        ("import torch; from uneven import graph; graph.partition(torch.tensor([[0], [1]]), 2, path='p')", "graph"),
-    ],
-)
-def test_a_missing_extra_is_named_when_it_is_needed(code: str, extra: str | None, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", BLOCK + code]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    if extra is None:
-        assert done.returncode == 0, done.stderr
-    else:
-        assert done.returncode != 0
-        assert f"pip install '.[{extra}]'" in done.stderr
+CALLS = [
+    ("import uneven, uneven.embedding, uneven.fleet, uneven.graph, uneven.search, uneven.integrations", None),
+    ("from uneven import KFAC, Session; Session().close()", None),
+    ("from uneven.cli import main; main(['simulate', 'demo4', '--no-journal', '--iterations', '5'])", None),
+    ("from uneven.testing.digits import load_digits; load_digits()", None),
+    ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
+    ("from uneven import focus", "focus"),
+    ("from pathlib import Path; from uneven.cli.watch import _serve; _serve(Path(), 0, 1.0)", "report"),
+    ("from uneven.cli import main; main(['fleet', 'nowhere.toml', '--report', 'page.html'])", "report"),
+    ("from uneven.cli import main; main(['search', 'nowhere.toml', '--report', 'page.html'])", "report"),
+    ("from uneven.cli import main; main(['graph', 'partition', 'nowhere.npz', 'p', '--parts', '2'])", "graph"),
+    ("import torch; from uneven import graph; graph.partition(torch.tensor([[0], [1]]), 2, path='p')", "graph"),
+]
+
+
+def test_a_missing_extra_is_named_when_it_is_needed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", BLOCK]
+    calls = json.dumps([code for code, _ in CALLS])  # one process, as each imports torch for two seconds
+    done = subprocess.run(words, input=calls, capture_output=True, text=True, cwd=tmp_path, check=True)
+    for (code, extra), (status, errors) in zip(CALLS, json.loads(done.stdout), strict=True):
+        if extra is None:
+            assert status == 0, f"{code}: {status} {errors}"
+        else:
+            assert status != 0, code
+            assert f"pip install '.[{extra}]'" in f"{status} {errors}", code
