@@ -14,7 +14,7 @@ def packed_fields(module: Module, most: int = 2) -> list[str]:
     """
     constructors = [
         node
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "__post_init__")
     ]
     return [

@@ -25,7 +25,7 @@ def idle(sources: Iterable[Module]) -> list[str]:
     classes = {
         node.name: (module.name, node)
         for module in sources
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     }
     known = {name: dict(_methods(node)) for name, (_, node) in classes.items()}

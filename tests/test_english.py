@@ -64,7 +64,7 @@ def sources(*folders: Path) -> tuple[tuple[str, Module], ...]:
 
 @cache
 def nodes(module: Module) -> tuple[Node, ...]:
-    return tuple(node for node in ast.walk(module.tree) if isinstance(node, Node))
+    return tuple(node for node in module.nodes if isinstance(node, Node))
 
 
 def rows(node: ast.expr | ast.stmt) -> range:

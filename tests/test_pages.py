@@ -51,6 +51,8 @@ START = ROOT / "docs" / "start.md"
 """Trains for half a minute, so tests/system runs it."""
 
 RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
+LONG = (START, ROOT / "docs" / "how-to" / "focus.md")
+"""Pages that tests/system runs."""
 
 
 def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -61,7 +63,7 @@ def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [page for page in RUNNABLE if page != START], ids=named)
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in LONG], ids=named)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     check(page, tmp_path)
 
@@ -202,6 +204,7 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
         (place, one)
         for place, module in sources(SOURCE)
         for _, text in (*docstrings(module), *comments(module))
+        if ".py" in text
         for one in gone(text, "/".join(Path(place).parts[:3]) if place.count("/") > 2 else "")
     ]
     assert found == []

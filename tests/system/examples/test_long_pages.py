@@ -1,4 +1,4 @@
-"""Pages that take long: the script of the first one, and the table that the marks of all tests write."""
+"""Pages that take long, and the table that the marks of all tests write."""
 
 import subprocess
 import sys
@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import brought_page
-from test_pages import START, check
+from test_pages import LONG, check, named
 
 
 @pytest.mark.timeout(300)
-def test_the_script_of_the_first_page_runs(tmp_path: Path) -> None:
-    check(START, tmp_path)
+@pytest.mark.parametrize("page", LONG, ids=named)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    check(page, tmp_path)
 
 
 def test_the_page_of_inputs_has_the_rows_of_the_tests() -> None:

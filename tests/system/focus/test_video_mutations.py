@@ -97,7 +97,7 @@ def test_damaged_files_give_what_pyav_gives_or_are_refused(tmp_path: Path, name:
             continue
         wanted = due(times_s, 2.0)
         assert [frame.time_s for frame in frames] == pytest.approx([times_s[place] for place in wanted])
-        # In place of lost bytes FFmpeg shows what its memory held before, which differs from time to time. It reports them.
+        # In place of lost bytes FFmpeg shows what its memory held before, and reports an error.
         if not complaints:
             compared += 1
             assert all(map(np.array_equal, (one.pixels for one in frames), (every[place][1] for place in wanted)))

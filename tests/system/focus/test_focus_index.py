@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import colours
 import numpy as np
 import pytest
 import torch
@@ -348,7 +349,7 @@ def test_a_full_disk_ends_with_a_word_and_keeps_what_was_written(taken, tmp_path
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
         "taking.Ingest(StreamStore(Path(sys.argv[2])), sprites()).run()\n"
     )
-    here = str(Path(__file__).parent)
+    here = str(Path(colours.__file__).parent)
     full = str(tmp_path / "full" / "sprites")
     over_ = subprocess.run([sys.executable, "-c", script, here, full], capture_output=True,
                            text=True, timeout=120)  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distributions import install
 
-PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "write-a-plug-in.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-plug-in.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
