@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from elastic_script import X, dataset, model
 
 import uneven
+from uneven.testing.inside import inside
 
 DATA = dataset()
 
@@ -42,7 +43,7 @@ def main(folder: Path) -> None:
         if number == 3:
             break
     (folder / f"{session.worker}.mean").write_text(str(net[1].running_mean.tolist()))
-    recovery = session._loop.context.elastic.recovery
+    membership = inside(session).elastic.membership
     batches = 0
 
     def dying(batch: object) -> dict[str, object]:
@@ -51,12 +52,12 @@ def main(folder: Path) -> None:
         if session.worker == 2 and batches == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         # Else 2 might have no second batch.
-        while batches == 1 and session.worker != 2 and not recovery.membership.lost():
+        while batches == 1 and session.worker != 2 and not membership.lost():
             time.sleep(0.005)
         return counts(net, batch)
 
     if session.worker == 1:
-        recovery.enter = lambda at: os.kill(os.getpid(), signal.SIGKILL)
+        inside(session).rounds(lambda number: os.kill(os.getpid(), signal.SIGKILL))
     found = session.evaluate(dying, DATA, batch_size=24)
     again = session.evaluate(lambda batch: counts(net, batch), DATA, batch_size=24)
     whole = counts(net.eval(), DATA.tensors)

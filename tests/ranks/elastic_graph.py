@@ -17,6 +17,7 @@ from torch import nn
 
 import uneven
 from uneven import graph
+from uneven.testing.inside import inside
 
 WIDTH, CLASSES = 9, 3
 
@@ -56,7 +57,7 @@ def main(folder: Path, steps: int, faults: list[str]) -> None:
     g = graph.load(folder / "parts")
     session = uneven.Session(parts=[g])
     net, optimizer = session.setup(*model())
-    elastic = session._loop.context.elastic
+    elastic = inside(session).elastic
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     x = y = mask = torch.empty(0)
     for step in range(session.steps_taken(samples=g.samples), steps):

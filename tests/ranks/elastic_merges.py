@@ -18,6 +18,7 @@ from session_parts import Moving
 from torch import nn
 
 import uneven
+from uneven.testing.inside import Inside, Round, inside
 
 X = 25
 
@@ -28,35 +29,29 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).double()
 
 
-def instrument(recovery: object, log: object, folder: Path, faults: list[str]) -> None:
+def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> None:
     """Faults around the exchanges of this worker; complete ones are logged with those that are in them."""
-    enter, complete, membership = recovery.enter, recovery.complete, recovery.membership
+    membership = own.elastic.membership
     worker = membership.worker
 
-    def entering(at: object) -> None:
-        number = recovery.exchanges
+    def before(number: int) -> None:
         if f"door@{number}" in faults:
             wait_at_door(membership, folder)
         if f"late@{worker}:{number}" in faults:
-            be_late(session._loop.context.elastic)
+            be_late(own)
         if f"kill@{worker}:{number}" in faults:
             os.kill(os.getpid(), signal.SIGKILL)
         if f"leave@{worker}:{number}" in faults:
             session.leave()
-        enter(at)
 
-    def completing(contributors: tuple[int, ...]) -> object:
-        number, at = recovery.exchanges, recovery.at
-        pieces = complete(contributors)
-        kind = "gradients" if at.what.startswith("the gradient") else "merge"
-        groups = None if at.groups is None else at.groups(recovery.by, membership.history[recovery.by])
-        log.write(json.dumps([kind, number, at.settles, contributors, groups]) + "\n")
-        if f"after@{worker}:{number}" in faults:
+    def after(made: Round) -> None:
+        kind = "gradients" if made.what.startswith("the gradient") else "merge"
+        log.write(json.dumps([kind, made.number, made.settles, made.contributors, made.groups]) + "\n")
+        if f"after@{worker}:{made.number}" in faults:
             await_another(folder / f"{worker}.jsonl")
             os.kill(os.getpid(), signal.SIGKILL)
-        return pieces
 
-    recovery.enter, recovery.complete = entering, completing
+    own.rounds(before, after)
 
 
 def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
@@ -66,16 +61,17 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
     session = uneven.Session(balance=Moving(), sync=sync)
     session.setup(net, optimizer)
     loader = session.loader(dataset(), batch_size=X)
-    elastic = session._loop.context.elastic
+    own = inside(session)
+    elastic = own.elastic
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
-    instrument(elastic.recovery, log, folder, faults)
+    instrument(own, log, folder, faults)
     first, new = loader.epoch, elastic.membership.generation.came
     if str(session.worker) in new:
         donor = min(one for one in elastic.members if str(one) not in new)
-        log.write(json.dumps(["join", elastic.recovery.exchanges, donor]) + "\n")
+        log.write(json.dumps(["join", own.exchanges, donor]) + "\n")
     for _ in range(first, epochs):
         for x, y, ids in loader:
-            part = session._loop.part
+            part = inside(session).part
             mine = ids.tolist() if part.batch(session.worker) else []
             log.write(json.dumps(["step", part.epoch, part.iteration, mine]) + "\n")
             F.cross_entropy(net(x), y).backward()

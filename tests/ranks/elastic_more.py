@@ -26,6 +26,7 @@ from session_parts import Moving
 from torch import Tensor, nn
 
 import uneven
+from uneven.testing.inside import Inside, inside
 
 X, TOGETHER = 25, 3
 STEPS, OWN, MEANT = 40, 3, 30
@@ -64,7 +65,7 @@ class Scaling(uneven.Part):
         wait_for_faults(self.elastic, self.faults)
         mine = torch.cat((self.inputs.square().sum(0) * bool(step.samples), torch.tensor([float(step.samples)])))
         mine = self.total(mine, step)  # those that are there, and how many they are, whoever is lost meanwhile
-        self.log.write(json.dumps([self.elastic.recovery.exchanges - 2, self.ids * bool(step.samples)]) + "\n")
+        self.log.write(json.dumps([self.inside.exchanges - 2, self.ids * bool(step.samples)]) + "\n")
         self.average.lerp_(mine[:-1] / mine[-1], 0.1)
         self.layer.weight.grad.div_(self.average.sqrt())
         die_after(self.elastic, self.faults, ".part")
@@ -190,7 +191,7 @@ def loss_of(way: str, session: uneven.Session, net: nn.Module, x: Tensor, y: Ten
     count = weights(ids)
     with session.weighted(count.sum()):
         out = net(x)
-        if session._loop.part.iteration == MEANT:  # its exchange has to wait for that of the counts
+        if inside(session).part.iteration == MEANT:  # its exchange has to wait for that of the counts
             assert session.mean(1.0) == 1.0
         return (F.cross_entropy(out, y, reduction="none") * count).sum() / count.sum()
 
@@ -203,28 +204,29 @@ def drawn(session: uneven.Session, way: str) -> Iterator[tuple[Tensor, Tensor, T
             said = session.share(X)
         with session.step(**how) as n:
             assert way == "own" or n == said
-            part = session._loop.part
+            part = inside(session).part
             assert part.size == (X if way == "steps" else sum(OWN + one for one in part.members))
             yield dataset()[(part.start + part.offset(session.worker) + torch.arange(n)) % N]
 
 
-def wait_for_faults(elastic: object, faults: list[str]) -> None:
+def wait_for_faults(own: Inside, faults: list[str]) -> None:
     """Before the next exchange of this worker."""
-    number, worker = elastic.recovery.exchanges, elastic.membership.worker
+    elastic, number = own.elastic, own.exchanges
+    worker = elastic.membership.worker
     if f"door@{number}" in faults:
         wait_at_door(elastic.membership, Path(sys.argv[2]))
     if f"late@{worker}:{number}" in faults:
-        be_late(elastic)
+        be_late(own)
     if f"kill@{worker}:{number}" in faults:
         for suffix in (".jsonl", ".part"):
             await_others(Path(sys.argv[2]), worker, elastic.members, 1, suffix)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_after(elastic: object, faults: list[str], suffix: str) -> None:
+def die_after(own: Inside, faults: list[str], suffix: str) -> None:
     """Right after an exchange of this worker, which is written down in a file with this suffix."""
-    worker = elastic.membership.worker
-    if f"after@{worker}:{elastic.recovery.exchanges - 1}" in faults:
+    worker = own.elastic.membership.worker
+    if f"after@{worker}:{own.exchanges - 1}" in faults:
         await_another(Path(sys.argv[2]) / f"{worker}{suffix}")
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -239,31 +241,32 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     loader = None if alone else session.loader(dataset(), batch_size=X)
     if way == "profiled":
         session.profile(lambda batch: F.cross_entropy(net(batch[0]), batch[1]).backward(), within_s=2.0)
-    elastic = session._loop.context.elastic
+    own = inside(session)
+    elastic = own.elastic
     for one in parts:
-        one.elastic, one.log = elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
+        one.inside, one.elastic, one.log = own, elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     together, held = TOGETHER if way == "together" else 1, []
     for _ in range(0 if alone else loader.epoch, 1 if alone else epochs):
         for x, y, ids in drawn(session, way) if alone else loader:
-            part = session._loop.part
+            part = inside(session).part
             mine = ids.tolist() if part.batch(session.worker) else []
-            held.append([elastic.recovery.exchanges, part.epoch, part.iteration, part.size, mine])
+            held.append([own.exchanges, part.epoch, part.iteration, part.size, mine])
             ends = len(held) == together or part.end == N
             if way == "weighted":
-                wait_for_faults(elastic, faults)
+                wait_for_faults(own, faults)
             with nullcontext() if ends else session.no_sync():
                 loss = loss_of(way, session, net, x, y, ids)
                 for one in parts:
                     one.inputs, one.ids = x, ids.tolist()
                 if ends:
-                    wait_for_faults(elastic, faults)
+                    wait_for_faults(own, faults)
                 loss.backward()
             if ends:
                 for one in held:
                     log.write(json.dumps(one) + "\n")
                 held = []
-                die_after(elastic, faults, ".jsonl")
+                die_after(own, faults, ".jsonl")
                 optimizer.step()
                 optimizer.zero_grad()
     torch.save(net.state_dict(), folder / f"{session.worker}.pt")

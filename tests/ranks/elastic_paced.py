@@ -20,36 +20,33 @@ from elastic_merges import model
 from elastic_script import LR, be_late, dataset
 
 import uneven
+from uneven.testing.inside import Inside, inside
 
 X = 24
 STEP_S = 0.004
 
 
-def instrument(elastic: object, log: object, folder: Path, faults: list[str]) -> None:
+def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> None:
     """Faults around the updates of this worker; what it gives, and what others say of a lost one, is logged."""
-    claims, worker, updates = elastic.claims, elastic.membership.worker, [0]
-    gives, gave, lost = claims.gives, claims.gave, claims.lost
-    recovery, beside = elastic.recovery, elastic.beside
-    enter = recovery.enter
+    elastic, updates = own.elastic, [0]
+    worker = elastic.membership.worker
 
-    def entering(at: object) -> None:
-        if f"late@{worker}:{updates[0]}" in faults and recovery.exchanges == claims._holding.update - 1:
-            be_late(elastic)
-        enter(at)
+    def before(number: int) -> None:
+        if f"late@{worker}:{updates[0]}" in faults and number == own.noted - 1:
+            be_late(own)
 
     def merged() -> list[object]:
         """What came of a merge among all, the same bit for bit on each."""
-        if not beside:
+        if not elastic.beside:
             return []
-        assert claims._holding.update == recovery.exchanges, "another merge than the one that was noted"
-        flat = elastic.merging._replica.merged
-        return [zlib.crc32(flat.numpy().tobytes())]
+        assert own.noted == own.exchanges, "another merge than the one that was noted"
+        return [zlib.crc32(elastic.merging._replica.merged.numpy().tobytes())]
 
     def die(kind: str) -> None:
         if f"{kind}@{worker}:{updates[0]}" in faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def giving(update: int) -> None:
+    def begins(update: int) -> None:
         if f"door@{worker}:{updates[0]}" in faults:
             (folder / "door").write_text("")
             while not elastic.membership.watch.asked:
@@ -57,23 +54,23 @@ def instrument(elastic: object, log: object, folder: Path, faults: list[str]) ->
         if f"leave@{worker}:{updates[0]}" in faults:
             session.leave()
         die("before")
-        gives(update)
-        log.write(json.dumps(["gives", update, claims._holding.given]) + "\n")
+
+    def gives(update: int, samples: object) -> None:
+        log.write(json.dumps(["gives", update, samples]) + "\n")
         die("noted")
 
-    def given() -> None:
-        log.write(json.dumps(["gave", claims._holding.update, *merged()]) + "\n")
+    def gave(update: int) -> None:
+        log.write(json.dumps(["gave", update, *merged()]) + "\n")
         if f"gave@{worker}:{updates[0]}" in faults:
             time.sleep(0.2)  # in which another has it, too
         die("gave")
-        gave()
         updates[0] += 1
 
-    def gone(one: int, arrived: int) -> None:
+    def lost(one: int, arrived: int) -> None:
         log.write(json.dumps(["lost", one, arrived]) + "\n")
-        lost(one, arrived)
 
-    claims.gives, claims.gave, claims.lost, recovery.enter = giving, given, gone, entering
+    own.rounds(before)
+    own.updates(begins=begins, gives=gives, gave=gave, lost=lost)
 
 
 def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
@@ -83,12 +80,12 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
     session = uneven.Session(balance="even", sync=sync)
     session.setup(net, optimizer)
     loader = session.loader(dataset(), batch_size=X)
-    elastic = session._loop.context.elastic
+    own = inside(session)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
-    instrument(elastic, log, folder, faults)
+    instrument(own, log, folder, faults)
     for _ in range(loader.epoch, epochs):
         for x, y, ids in loader:
-            part = session._loop.part
+            part = inside(session).part
             log.write(json.dumps(["step", part.epoch, part.start, part.end, ids.tolist()]) + "\n")
             time.sleep(STEP_S)
             F.cross_entropy(net(x), y).backward()

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.testing.inside import Inside, inside
 
 N, X, LR, MOMENTUM = 600, 24, 0.05, 0.9
 
@@ -49,7 +50,8 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     session = uneven.Session()
     session.setup(net, optimizer)
-    elastic = session._loop.context.elastic
+    own = inside(session)
+    elastic = own.elastic
     if "resume" in faults:
         saved = torch.load(folder / "saved", weights_only=True)
         net.load_state_dict(saved["model"])
@@ -72,15 +74,15 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     while loader.epoch < epochs or waits():
         for x, y, ids in loader:
             time.sleep(0.01 if waits() else 0.0)
-            part = session._loop.part
+            part = inside(session).part
             at = part.iteration
             come = part.epoch if come < 0 and till <= members() else come
             if f"door@{at}" in faults:
                 wait_at_door(elastic.membership, folder)
             if f"late@{worker}:{at}" in faults:
-                be_late(elastic)
+                be_late(own)
             if f"slow@{worker}:{at}" in faults:
-                be_late(elastic, 0.5)
+                be_late(own, 0.5)
             loss = F.cross_entropy(net(x), y)
             if f"kill@{worker}:{at}" in faults:
                 await_others(folder, worker, elastic.members, 2)
@@ -139,24 +141,19 @@ def wait_at_door(membership: object, folder: Path) -> None:
         time.sleep(0.01)
 
 
-def be_late(elastic: object, within_s: float = math.inf) -> None:
+def be_late(own: Inside, within_s: float = math.inf) -> None:
     """This worker's next exchange has failed, as far as it knows, and that is when another one's has not.
 
     Args:
         within_s: or when this is over.
     """
-    recovery = elastic.recovery
-    wait = recovery._wait
 
-    def late() -> bool:
-        recovery._wait = wait
-        recovery._received(recovery.circle)
+    def gone() -> None:
         until_s = time.monotonic() + within_s
-        while not elastic.membership.lost() and time.monotonic() < until_s:
+        while not own.elastic.membership.lost() and time.monotonic() < until_s:
             time.sleep(0.01)
-        return False
 
-    recovery._wait = late
+    own.fail_round(gone)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import SyncPolicy, policies
+from uneven.testing.inside import inside
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -51,10 +52,9 @@ class Run:
         data, batch = loader.pop("data", Numbered)(), loader.pop("batch", X)
         self.loader = self.session.loader(data, batch, **loader)
         self.exchanges: list[ExchangeRecord] = []
-        self.agreement = self.session._loop.model.agreement
+        self.agreement = inside(self.session).sync
         if self.agreement is not None:
-            teller: Any = getattr(self.agreement, "_exchanges", self.agreement)
-            teller._on_record = self.exchanges.append
+            inside(self.session).records(self.exchanges.append)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         F.cross_entropy(self.model(x), y).backward()
@@ -66,8 +66,7 @@ class Run:
         seen = []
         for count, (x, y, index) in enumerate(self.loader, 1):
             self.step(x, y)
-            part = self.session._loop.part
-            seen += index.tolist() if part is not None and part.batch(self.session.rank) else []
+            seen += index.tolist() if inside(self.session).part.batch(self.session.rank) else []
             if count == most:
                 break
         return seen

@@ -33,6 +33,7 @@ from uneven.runtime.messages.keys import SERVER, publish
 from uneven.runtime.parameter_server import make_keys
 from uneven.runtime.parameter_server.pure.wire import Kind
 from uneven.runtime.world import RUN_VARIABLE
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 SPEEDS, X, EVENTS = (1.0, 1.13, 2.6), 12, 24
@@ -180,7 +181,7 @@ def test_real_learners_come_to_what_virtual_time_says(me: RankContext) -> list[l
     replica = flat(learner.run.model).tolist()
     copy = learner.served.copy.pulled().tolist()
     dist.barrier()
-    learner.served.after(learner.run.session._loop.part, leaving=True)
+    learner.served.after(inside(learner.run.session).part, leaving=True)
     shown = learner.run.shown()
     assert (everybodys(shown) == shown).all(), "also with a movement that no quorum had come for"
     learner.run.session.close()

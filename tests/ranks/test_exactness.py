@@ -20,6 +20,7 @@ from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 X = 24
@@ -165,7 +166,7 @@ def test_naive_averaging_would_differ(me: RankContext) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        session._loop.gradients.carrier.turn_now = lambda: None  # weights stay at 1/n
+        inside(session).carrier.turn_now = lambda: None  # weights stay at 1/n
         loader = session.loader(dataset(), batch_size=X)
         for _ in range(3):
             for x, y in loader:
@@ -279,7 +280,7 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
     F.cross_entropy(whole(x[part]), y[part]).backward()
     with uneven.Session(balance="static:shares=1/2/4/5") as session:
         model = session.setup(build(CpuSyncBatchNorm))
-        carrier = session._loop.gradients.carrier
+        carrier = inside(session).carrier
         weigh_sync_batch_norm(model, lambda: carrier.turn.weight * me.size, carrier.observer, CpuSyncBatchNorm)
         mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import uneven
 from uneven.errors import ConfigError
 from uneven.policy.core.records import ExchangeRecord
-from uneven.run.replicas.server.server_sync import ServerSync
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 X = 7
@@ -32,17 +32,16 @@ class Run:
         self.session.setup(self.model, self.optimizer)
         self.loader = self.session.loader(Numbered(), X)
         self.exchanges: list[ExchangeRecord] = []
-        self.agreement = self.session._loop.model.agreement
+        self.agreement = inside(self.session).sync
         assert self.agreement is not None
-        carrier = self.agreement if isinstance(self.agreement, ServerSync) else self.agreement._exchanges
-        carrier._on_record = self.exchanges.append
+        inside(self.session).records(self.exchanges.append)
 
     def loop(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
         for x, y, index in batches:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            part = self.session._loop.part  # of one thread, which is handed batches that do not count too
+            part = inside(self.session).part  # of one thread, which is handed batches that do not count too
             self.seen += index.tolist() if part is None or part.batch(self.session.rank) else []
 
     def epochs(self, count: int) -> list[int]:

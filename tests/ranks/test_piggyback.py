@@ -16,6 +16,7 @@ import uneven
 from uneven.policy.control import Report
 from uneven.run.gradients.piggyback import NOTHING, Heard, Piggyback
 from uneven.testing import RankContext, ranks
+from uneven.testing.inside import inside
 
 
 def _model(kind: str) -> nn.Module:
@@ -37,7 +38,7 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     dtype = next(model.parameters()).dtype
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
-    carrier = session._loop.gradients.carrier
+    carrier = inside(session).carrier
     assert carrier is not None
     piggyback = carrier.piggyback
     assert piggyback is not None

@@ -15,6 +15,7 @@ from torch import nn
 
 import uneven
 from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 UNEQUAL = "static:shares=4/3/3/2"
@@ -165,7 +166,7 @@ def test_who_does_not_come_is_named_and_what_waits_for_all_is_refused(me: RankCo
     run = Run("ma:every=2", make=momentum)
     run.epoch(1)
     if me.rank == 2:
-        run.session._loop.model.agreement._exchanges._line.close()  # as if it had ended: its connections are gone
+        inside(run.session).cut_parameters()  # as if it had ended: its connections are gone
     else:
         with pytest.raises(PeerError, match="the exchange of parameters after step 2: rank 2 did not take part"):
             run.epoch(2)

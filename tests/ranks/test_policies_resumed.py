@@ -16,6 +16,7 @@ from session_parts import Numbered, X, net
 
 import uneven
 from uneven.errors import CheckpointError
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -62,7 +63,7 @@ def test_what_a_site_holds_back_is_gone_on_with(me: RankContext) -> None:
         dist.broadcast_object_list(first)
         run = resumed(first[0], sync)  # type: ignore[arg-type]
         run.epoch(1)
-        entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
+        entries = inside(run.session).sparse
         held = entries._sums.held  # type: ignore[union-attr]
         assert not held.any(), "what the first site holds back is in both replicas, and nobody sends it"
         state["session"]["vectors"]["entries-held"] = torch.zeros(3)

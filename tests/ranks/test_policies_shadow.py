@@ -14,6 +14,7 @@ from session_parts import N
 from session_parts import everybodys as all_of
 
 from uneven.errors import PeerError, TrainingError
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -150,7 +151,7 @@ def test_who_is_gone_is_named_where_the_training_is(me: RankContext) -> None:
     run.epoch()
     run.shown()
     if me.rank == 1:
-        run.agreement._exchanges._aside.close()  # as if it had ended: its connections are gone
+        inside(run.session).cut_parameters()  # as if it had ended: its connections are gone
     else:
         with pytest.raises(PeerError, match=r"the exchange of parameters beside step \d+: rank 1 did not take part"):
             epochs(run)

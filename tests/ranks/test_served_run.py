@@ -22,6 +22,7 @@ from uneven import journal
 from uneven.cluster.virtual import datasets
 from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven.policy.samples.order import epoch_order
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import run_script
 
@@ -49,7 +50,7 @@ def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
     session = uneven.Session(sync="asp", balance="even")
     session.setup(model, optimizer)
     exchanges: list[ExchangeRecord] = []
-    session._loop.model.agreement._on_record = exchanges.append  # type: ignore[union-attr, assignment]
+    inside(session).records(exchanges.append)
     taken = []
     loader = session.loader(data, batch_size=96)
     steps = torch.distributed.distributed_c10d._get_default_store()

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.errors import CheckpointError
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 
 N, X = 64, 12  # 5 full iterations and a last part of 4
@@ -46,7 +47,7 @@ class Training:
         while iterations > 0:
             for x, y, index in self.loader:
                 self.step(x, y)
-                part = self.session._loop.part
+                part = inside(self.session).part
                 if part is not None and part.batch(self.session.rank):
                     self.used += index.tolist()
                 iterations -= 1
@@ -105,7 +106,7 @@ def go_on(me: RankContext, path: str, before: bool, iterations: int) -> list[int
     for count, (x, y, index) in enumerate(loader, 1):
         F.cross_entropy(model(x), y).backward()
         model.zero_grad()
-        part = session._loop.part
+        part = inside(session).part
         used += index.tolist() if part.batch(me.rank) else []
         if count == iterations:
             break

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -35,7 +36,7 @@ def test_readers_with_a_moving_split(me: RankContext, options: dict[str, Any]) -
                 optimizer.step()
                 optimizer.zero_grad()
                 splits.add(session.shares)
-                used += index.tolist() if session._loop.part.batch(me.rank) else []
+                used += index.tolist() if inside(session).part.batch(me.rank) else []
             assert sorted(everybodys(used)) == list(range(N))
         assert len(splits) > 3, "the split did not move"
     assert_same(model, reference(3, net()))
@@ -54,7 +55,7 @@ def test_a_stream_with_a_moving_split(me: RankContext) -> None:
                 F.cross_entropy(model(x), y).backward()
                 model.zero_grad()
                 splits.add(session.shares)
-                used += index.tolist() if session._loop.part.batch(me.rank) else []
+                used += index.tolist() if inside(session).part.batch(me.rank) else []
             assert sorted(everybodys(used)) == list(range(N))
     assert len(splits) > 3
 
@@ -71,7 +72,7 @@ def test_works_outlive_gloos_hold_on_them(me: RankContext) -> None:
         held = []
         for x, y, _ in session.loader(Numbered(), X):
             F.cross_entropy(model(x), y).backward()
-            carrier = session._loop.gradients.carrier
+            carrier = inside(session).carrier
             held.append(len(carrier._landed))
             assert all(work.is_completed() for works in carrier._landed for work in works)
     assert held == list(range(1, len(held) + 1))
@@ -105,7 +106,7 @@ def test_batch_norm_with_a_last_part_too_small_for_everybody(me: RankContext) ->
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            counted.append(session._loop.part.batch(me.rank))
+            counted.append(inside(session).part.batch(me.rank))
         assert counted[-1] == (2 if me.rank == 2 else 0)
         before(x)  # on the rank that counts, its own statistics are everybody's
         table = [torch.empty_like(before.running_mean) for _ in range(3)]

@@ -14,6 +14,7 @@ from session_parts import Moving
 from torch import nn
 
 from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -45,7 +46,7 @@ def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankCont
     speaks = me.rank in (0, 1)
     assert len(run.exchanges) == 3, "that of the last step is owed"
     assert all((0 < one.picked < 1) == speaks and (one.distance > 0) == speaks for one in run.exchanges)
-    lines = {one.line: one for one in run.session._loop.context.connection.traffic.records(me.rank, 0, 0.0)}
+    lines = {one.line: one for one in inside(run.session).traffic.records(me.rank, 0, 0.0)}
     here, there = ("east", "west") if me.rank in (0, 3) else ("west", "east")
     across = lines[f"entries {here} to {there}"]
     assert (across.sent_bytes > 0) == speaks
@@ -55,7 +56,7 @@ def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankCont
             one.sent_bytes for one in run.exchanges
         )
     shown = run.shown()  # which makes up for what was owed
-    held = everybodys(torch.from_numpy(run.agreement._exchanges._entries._sums.held))  # type: ignore[union-attr]
+    held = everybodys(torch.from_numpy(inside(run.session).sparse._sums.held))
     now = everybodys(flat(run.model))
     run.session.close()
     assert held[0].abs().sum() > 0
@@ -90,28 +91,28 @@ def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankCon
     run.epoch()
     assert len(run.exchanges) >= 9
     run.shown()  # where everything arrives
-    entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
-    held = everybodys(torch.from_numpy(entries._sums.held))  # type: ignore[union-attr]
+    entries = inside(run.session).sparse
+    held = everybodys(torch.from_numpy(entries._sums.held))
     now = everybodys(flat(run.model))
     assert torch.equal(now[0], now[1])
     assert held[0].abs().sum() > 0
     torch.testing.assert_close(now[0] - held[0], now[2] - held[2], rtol=0, atol=1e-6)
     run.session.state_dict()
     if me.rank != 1:
-        entries._mirrors.heard = dict.fromkeys(entries._mirrors.heard, 0)  # type: ignore[union-attr]
+        entries._mirrors.heard = dict.fromkeys(entries._mirrors.heard, 0)
         with pytest.raises(CheckpointError, match="under way"):
             run.session.state_dict()
-        entries._mirrors.begin(entries._clock)  # type: ignore[union-attr]
+        entries._mirrors.begin(entries._clock)
     run.session.close()
     with pytest.raises(ConfigError, match="settles only at"):
         Run("geo:bsp:lead=1", make=momentum)
     barred = Run("geo:bsp:threshold=0.3,lead=2,barrier_kb=0.001", balance=Moving(), make=plain)
     barred.epoch()
-    announced = barred.agreement._exchanges._entries._announced  # type: ignore[union-attr]
+    announced = inside(barred.session).sparse._announced
     assert (announced is None) == (me.rank == 1)
     shown = everybodys(barred.shown())
     assert torch.equal(shown[0], shown[2])
-    held = everybodys(torch.from_numpy(barred.agreement._exchanges._entries._sums.held))  # type: ignore[union-attr]
+    held = everybodys(torch.from_numpy(inside(barred.session).sparse._sums.held))
     now = everybodys(flat(barred.model))
     torch.testing.assert_close(now[0] - held[0], now[2] - held[2], rtol=0, atol=1e-6)
     barred.session.close()
@@ -125,7 +126,7 @@ def test_hubs_hand_on_what_their_group_has_sent(me: RankContext) -> None:
         run = Run(f"geo:bsp:threshold=0.05{more}", balance=Moving(), make=momentum)
         run.epoch()
         found[more] = run.shown()
-        book = run.session._loop.context.connection.traffic
+        book = inside(run.session).traffic
         lines[more] = book.sent_bytes(lambda name: name.startswith("entries ") and "inside" not in name)
         replicas = everybodys(flat(run.model))
         assert torch.equal(replicas[2], replicas[3])
@@ -136,7 +137,7 @@ def test_hubs_hand_on_what_their_group_has_sent(me: RankContext) -> None:
     assert sent[3].tolist() == [0, 0]
     limited = Run("geo:bsp:threshold=0.05,hubs=true,mbit=0.000001,most=0.3", balance=Moving(), make=momentum)
     limited.epoch()
-    control = limited.agreement._exchanges._entries._threshold.control  # type: ignore[union-attr]
+    control = inside(limited.session).sparse._threshold.control
     assert (control is None) == (me.rank == 3), "each site's own"
     assert control is None or control.added > 0, "what was sent by way of a hub counts"
     limited.session.close()
@@ -160,11 +161,11 @@ def test_a_threshold_goes_up_while_more_is_sent_than_a_line_may_carry(me: RankCo
         run = Run(f"geo:bsp:threshold=0.01,schedule=fixed{limit}")
         run.epoch()
         run.epoch()
-        entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
-        control = entries._threshold.control  # type: ignore[union-attr]
+        entries = inside(run.session).sparse
+        control = entries._threshold.control
         assert control is None or control.added == pytest.approx(0.005 * (len(run.exchanges) - 1))
         picked[limit] = [one.picked for one in run.exchanges]
-        held, now = everybodys(torch.from_numpy(entries._sums.held)), everybodys(flat(run.model))  # type: ignore[union-attr]
+        held, now = everybodys(torch.from_numpy(entries._sums.held)), everybodys(flat(run.model))
         torch.testing.assert_close(now[0] - held[0], now[1] - held[1], rtol=0, atol=1e-6)
         run.session.close()
     assert len(picked[""]) >= 9

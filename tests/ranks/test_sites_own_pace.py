@@ -22,6 +22,7 @@ from uneven.run.replicas.server.locate import _made
 from uneven.run.replicas.server.per_site import PerSiteSync
 from uneven.runtime.messages.keys import SERVER
 from uneven.runtime.world import discover
+from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 
 SITES = ("east", "west", "west", "east")
@@ -84,7 +85,7 @@ def test_nobody_leads_by_more_than_the_bound_at_home_and_elsewhere(me: RankConte
     torch.testing.assert_close(now[0] - unsent[0], now[1] - unsent[1], rtol=0, atol=1e-6)
     torch.testing.assert_close(shown, now.mean(0), rtol=0, atol=1e-6)
     assert sum(all_of([run.exchanges[-1].gap > 0])) == 4
-    lines = {one.line: one for one in run.session._loop.context.connection.traffic.records(me.rank, 0, 0.0)}
+    lines = {one.line: one for one in inside(run.session).traffic.records(me.rank, 0, 0.0)}
     here, there = ("east", "west") if me.rank in (0, 3) else ("west", "east")
     assert (f"entries {here} to {there}" in lines) == (me.rank in (0, 1)), "a site speaks with one voice"
     run.session.close()

@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager
 
 import uneven
-from uneven.run.membership.async_run import OwnPaceElastic
+from uneven.testing.inside import inside
 from uneven_bench.elastic import updates
 from uneven_bench.elastic.worker import LoggedWorker
 
@@ -17,20 +17,11 @@ class UpdateBook:
     digest = None
 
     def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:
-        elastic = session._loop.context.elastic
-        assert isinstance(elastic, OwnPaceElastic)
         self._worker = worker
         self._session = session
-        claims = elastic.claims
-        self._gives = claims.gives
-        self._gave = claims.gave
-        self._lost = claims.lost
-        claims.gives = self._begins  # type: ignore[method-assign] # what is measured is inside
-        claims.gave = self._ends  # type: ignore[method-assign]
-        claims.lost = self._is_lost  # type: ignore[method-assign]
+        inside(session).updates(begins=self._begins, gave=self._ends, lost=self._is_lost)
         path = worker.folder / f"updates-{os.getpid()}.jsonl"
         self._log = path.open("w", buffering=1, encoding="utf-8")
-        self._update = 0
         self._under_way: AbstractContextManager[None] | None = None
 
     def begins(self) -> None:
@@ -38,19 +29,15 @@ class UpdateBook:
         self._log.write(updates.first_line(os.getpid(), self._session.worker, self._worker.step) + "\n")
 
     def _begins(self, update: int) -> None:
-        self._update = update
         self._log.write(updates.line(updates.GIVES, update, self._worker.step) + "\n")
         self._under_way = self._worker.exchange()
         self._under_way.__enter__()
-        self._gives(update)
 
-    def _ends(self) -> None:
-        self._log.write(updates.line(updates.GAVE, self._update) + "\n")
+    def _ends(self, update: int) -> None:
+        self._log.write(updates.line(updates.GAVE, update) + "\n")
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.__exit__(None, None, None)
-        self._gave()
 
     def _is_lost(self, worker: int, arrived: int) -> None:
         self._log.write(updates.line(updates.LOST, worker, arrived) + "\n")
-        self._lost(worker, arrived)

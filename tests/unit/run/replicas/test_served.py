@@ -28,6 +28,7 @@ from uneven.policy.sync import Evaluated, SyncPolicy, policies
 from uneven.run.replicas.server.outer_round import check_shards
 from uneven.run.samples.async_sampling.leased_samples import NoLeases
 from uneven.runtime.parameter_server.client import Client, Reply
+from uneven.testing.inside import inside
 
 N, X = 22, 4
 
@@ -52,7 +53,7 @@ class Worker:
         self.session.setup(self.model, self.optimizer)
         self.loader = self.session.loader(data(), X, shuffle=False)
         self.records: list[ExchangeRecord] = []
-        self.session._loop.model.agreement._on_record = self.records.append  # type: ignore[union-attr, assignment]
+        inside(self.session).records(self.records.append)
 
     def epoch(self, spoil: int | None = None) -> None:
         for count, (x, y) in enumerate(self.loader):
@@ -163,7 +164,7 @@ class Noting(NoLeases):
 @pytest.mark.parametrize("sync", ["shadow:load=1:asp", "shadow:load=1:easgd"])
 def test_a_shadow_gives_what_was_noted_for_it_and_no_later_step(sync: str) -> None:
     worker = Worker(sync)
-    agreement: Any = worker.session._loop.model.agreement
+    agreement: Any = inside(worker.session).sync
     agreement.claims = Noting()
     noted: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
@@ -213,7 +214,7 @@ class Ledger(Noting):
 @pytest.mark.parametrize("trained", [True, False])
 def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool) -> None:
     worker = Worker("asp")
-    agreement: Any = worker.session._loop.model.agreement
+    agreement: Any = inside(worker.session).sync
     agreement.claims = ledger = Ledger()
     for place, (x, y) in enumerate(worker.loader):
         if place == 1 and not trained:
@@ -227,10 +228,10 @@ def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool)
         if place == 2:
             break
     first = [("learnt", 0), ("gives", 1), ("gave", 0)]
-    inside = [("gives", 1), ("gave", 0), ("learnt", 1)]
+    within = [("gives", 1), ("gave", 0), ("learnt", 1)]
     if trained:
-        inside = [("learnt", 1), *[("gives", 2), ("gave", 0)] * 2]
-    assert ledger.seen[:-1] == [*first, *inside, ("gives", 2), ("gave", 0)]
+        within = [("learnt", 1), *[("gives", 2), ("gave", 0)] * 2]
+    assert ledger.seen[:-1] == [*first, *within, ("gives", 2), ("gave", 0)]
     assert ledger.seen[-1] == ("learnt", 2)
     worker.session.close()
 
@@ -256,7 +257,7 @@ def test_outer_steps_are_taken_on_the_shard(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(f"{__name__}.net", group_net)
     worker, reference = Worker("decoupled:every=1,quorum=1,outer_lr=1.0,outer_momentum=0.0"), group_net()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
-    agreement: Any = worker.session._loop.model.agreement
+    agreement: Any = inside(worker.session).sync
     for place, (x, y) in enumerate(worker.loader):
         assert torch.equal(x, data()[X * place : X * (place + 1)][0])
         for model, stepping in ((worker.model, worker.optimizer), (reference, optimizer)):

@@ -17,6 +17,7 @@ from uneven.errors import TrainingError
 from uneven.policy.core.records import StepRecord
 from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.start.run_state import unpack
+from uneven.testing.inside import inside
 
 SAMPLES, BATCH = 48, 2
 STEPS = SAMPLES // BATCH
@@ -34,8 +35,7 @@ class Trained:
         self.session.setup(self.model, self.optimizer)
         data = TensorDataset(torch.arange(3.0 * SAMPLES).reshape(SAMPLES, 3) / SAMPLES, torch.arange(SAMPLES) % 2)
         self.loader = self.session.loader(data, BATCH)
-        assert self.session._loop.model.agreement is not None
-        self.agreement = self.session._loop.model.agreement
+        self.agreement = inside(self.session).sync
 
     def epoch(self, at: int = -1, do: Any = None, leave: int = -1) -> None:
         for number, (x, y) in enumerate(self.loader):

@@ -22,6 +22,7 @@ from uneven.journal import read
 from uneven.policy.core.records import EventRecord, StepRecord
 from uneven.run.threads.batch_queue import Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
+from uneven.testing.inside import inside
 
 N, X = 50, 12  # four full batches and a last one of 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -339,8 +340,7 @@ def test_a_checkpoint_in_mid_epoch_holds_what_has_been_learnt(run: Callable[...,
 
     first.session.train(loop)
     second.session.load_state_dict(saved)
-    assert second.session._loop.model.agreement is not None
-    assert second.session._loop.model.agreement.clock == len(used) // X + bool(len(used) % X)
+    assert inside(second.session).sync.clock == len(used) // X + bool(len(used) % X)
     second.session.train(second.loop)
     assert sorted(used + second.seen) == list(range(N)), "nothing twice, nothing left out"
 
