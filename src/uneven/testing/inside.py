@@ -148,7 +148,7 @@ class Inside:
         leases.gives, leases.gave, leases.lost = giving, given, gone
 
     def records(self, callback: Callable[[ExchangeRecord], object]) -> None:
-        """Send the records of exchanges to ``callback`` in place of the journal."""
+        """Send the records of exchanges to ``callback`` instead of the journal."""
         getattr(self.sync, "_exchanges", self.sync)._on_record = callback
 
     def cut_parameters(self) -> None:
