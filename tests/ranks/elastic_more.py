@@ -62,13 +62,13 @@ class Scaling(uneven.Part):
         self.told.append(members)
 
     def gradients_ready(self, step: uneven.Step, optimizer: torch.optim.Optimizer) -> None:
-        wait_for_faults(self.elastic, self.faults)
+        wait_for_faults(self.inside, self.faults)
         mine = torch.cat((self.inputs.square().sum(0) * bool(step.samples), torch.tensor([float(step.samples)])))
         mine = self.total(mine, step)  # those that are there, and how many they are, whoever is lost meanwhile
         self.log.write(json.dumps([self.inside.exchanges - 2, self.ids * bool(step.samples)]) + "\n")
         self.average.lerp_(mine[:-1] / mine[-1], 0.1)
         self.layer.weight.grad.div_(self.average.sqrt())
-        die_after(self.elastic, self.faults, ".part")
+        die_after(self.inside, self.faults, ".part")
 
     def summed(self, mine: torch.Tensor, step: uneven.Step) -> torch.Tensor:
         self.line.sum(mine).wait()
@@ -110,16 +110,16 @@ class Faulty:
         self.told.append(members)
 
     def _begin_refresh(self, *args: Any) -> None:
-        wait_for_faults(self.elastic, self.faults)
+        wait_for_faults(self.inside, self.faults)
         super()._begin_refresh(*args)
 
     def bring_up_to_date(self) -> None:
         if isinstance(self, uneven.KFAC):
-            wait_for_faults(self.elastic, self.faults)
+            wait_for_faults(self.inside, self.faults)
         super().bring_up_to_date()
 
     def _land(self) -> None:
-        wait_for_faults(self.elastic, self.faults)
+        wait_for_faults(self.inside, self.faults)
         super()._land()
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from uneven.policy.core.records import ExchangeRecord
-from uneven.policy.samples.order import Portion
 from uneven.run.session import Session
 
 Members = tuple[int, ...]
@@ -42,9 +41,8 @@ class Inside:
         self._loop = session._loop
 
     @property
-    def part(self) -> Portion:
-        """The batch in hand."""
-        assert self._loop.part is not None
+    def part(self) -> Any:
+        """The batch in hand, a ``Portion``; None where threads train and none of them has one."""
         return self._loop.part
 
     @property
