@@ -134,7 +134,7 @@ def test_servers_of_the_launcher_are_refused_where_each_site_has_its_own(tmp_pat
     (tmp_path / SERVER / "shard-0.address").write_text("{}")
     world = discover({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "UNEVEN_RUN": str(tmp_path)})
     with pytest.raises(ConfigError, match="leave --servers out"):
-        _made(world, 1.0, (0,), near=True)
+        _made(world, 1.0, (0,), near=True, stays=True)
 
 
 @ranks(1)

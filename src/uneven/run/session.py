@@ -16,17 +16,17 @@ from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy
+from uneven.run.context.context import leave
 from uneven.run.loops.evaluate import Found
 from uneven.run.loops.over_all import OverAll
-from uneven.run.membership.state_transfer import MembershipHooks
 from uneven.run.model.hooks import Undo
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.start.connect import find_world
 from uneven.run.start.model_device import device_of
 from uneven.run.step.checkpoint import Checkpoint
-from uneven.run.step.context import leave
 from uneven.run.step.join import join
 from uneven.run.step.loop import StepLoop
+from uneven.run.step.membership_hooks import MembershipHooks
 from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
 from uneven.run.step.prepare import Preparation
@@ -103,14 +103,16 @@ class Session:
         self.config: RunConfig = context.config
         # No object made here refers to the session. The loader and the model's hooks do, and so keep it alive.
         self._loop = StepLoop(context, Parts(parts))
-        self._members = MembershipHooks(self._loop, notice)  # reacts to changed members
+        context.participants.bind(MembershipHooks(self._loop))
+        if notice is not None:
+            context.participants.heed(notice)
         self._threads = Threads(self._loop)
         # A reference from `context` back to the session would keep it alive for ever.
         self._closing = weakref.finalize(self, leave, context)
         ends_with_the_program(self._closing)
         self._undo = Undo(self)  # removes what this session adds to the user's objects
         self._checkpoint = Checkpoint(self._loop)
-        self._preparation = Preparation(self._loop, self._members, self._threads, self._checkpoint)
+        self._preparation = Preparation(self._loop, self._threads, self._checkpoint)
         self._steps = UserSteps(self._loop, self._checkpoint)
         self._over_all = OverAll(self._loop)
 
@@ -118,7 +120,7 @@ class Session:
     def rank(self) -> int:
         """This worker's place, 0 … ``world_size`` − 1; in an elastic run it changes with the members, and 0 always
         exists."""
-        return self._loop.context.place
+        return self._loop.context.participants.place
 
     @property
     def worker(self) -> int:
@@ -143,7 +145,7 @@ class Session:
         Raises:
             ConfigError: the run is not elastic.
         """
-        self._members.leave()
+        self._loop.context.participants.leave()
 
     @overload
     def setup(self, model: Model, /, **how: Unpack[_HowGradientsTravel]) -> Model: ...

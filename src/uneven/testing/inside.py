@@ -57,8 +57,8 @@ class Inside:
 
     @property
     def elastic(self) -> Any:
-        """The elastic run; None in a run of fixed members."""
-        return self._loop.context.elastic
+        """The elastic run, or the fixed members."""
+        return self._loop.context.participants
 
     @property
     def traffic(self) -> Any:

@@ -22,11 +22,11 @@ from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.policy.core.pace import Pace
 from uneven.policy.core.records import StepRecord
 from uneven.policy.core.run_config import RunConfig
+from uneven.run.context.scribe import Scribe
 from uneven.run.lines.group_lines import sum_now
 from uneven.run.session import Session
 from uneven.run.start.connect import versions
 from uneven.run.start.heap import keep_freed_memory
-from uneven.run.step.scribe import Scribe
 from uneven.runtime import rundir
 from uneven.runtime.world import discover
 

@@ -8,7 +8,18 @@ from uneven.policy.sync.asp import ASP, SSP
 from uneven.policy.sync.backup import Backup
 from uneven.policy.sync.block import BMUF, DiLoCo
 from uneven.policy.sync.bsp import BSP
-from uneven.policy.sync.compatibility import carried, check_momentum, compatible, refused, served, unheeded, unsited
+from uneven.policy.sync.compatibility import (
+    asks_ahead,
+    by_server,
+    carried,
+    check_momentum,
+    compatible,
+    pace_of,
+    refused,
+    served,
+    unheeded,
+    unsited,
+)
 from uneven.policy.sync.decoupled import Decoupled
 from uneven.policy.sync.elastic import EASGD
 from uneven.policy.sync.geo import Geo
@@ -75,6 +86,8 @@ __all__ = [
     "SparseLocal",
     "SyncPolicy",
     "WrappingPolicy",
+    "asks_ahead",
+    "by_server",
     "carried",
     "check_momentum",
     "compatible",
@@ -83,6 +96,7 @@ __all__ = [
     "groupings",
     "in_groups",
     "outlook",
+    "pace_of",
     "policies",
     "refused",
     "served",

@@ -19,10 +19,13 @@ from uneven.policy.core.actions import (
     WriteBack,
 )
 from uneven.policy.core.registry import describe
+from uneven.policy.sync._parts import Members
 from uneven.policy.sync.geo import Geo
 from uneven.policy.sync.outlook import first_plans
 from uneven.policy.sync.stability import check_lead
 from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPolicy, policies
+
+_FEW = (0, 1, 2, 3)  # members for a trial of a policy's plans; their number makes no difference
 
 
 def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
@@ -97,6 +100,23 @@ def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
 def served(plan: StepPlan) -> bool:
     """Return whether the plan uses a parameter server, so that workers take samples asynchronously."""
     return any(one.via is Via.SERVER for one in plan.exchanges)
+
+
+def by_server(policy: SyncPolicy, members: Members = _FEW, sites: dict[int, str] | None = None) -> bool:
+    """Return whether exchanges of the policy go through a parameter server."""
+    return any(served(plan) for plan in first_plans(policy, members, sites or {}))
+
+
+def asks_ahead(policy: SyncPolicy) -> bool:
+    """Return whether no worker waits for the steps of others."""
+    return policy.facts is not None and not policy.facts.pace.waits
+
+
+def pace_of(policy: SyncPolicy) -> Pace:
+    """Return the pace for the journal; without facts, the pace that the policy's plans imply."""
+    if policy.facts is not None:
+        return policy.facts.pace
+    return Pace.BOUNDED if by_server(policy) else Pace.TOGETHER
 
 
 def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:

@@ -13,28 +13,19 @@ from torch import nn
 from torch.amp import GradScaler
 
 from uneven.errors import ConfigError
-from uneven.policy.control.reports import Report
 from uneven.policy.core.actions import Payload, StepPlan
-from uneven.policy.core.batch_weight import BatchWeight
-from uneven.policy.core.membership import Meeting
-from uneven.policy.sync import Outlook
-from uneven.run.gradients.elastic_carrier import ElasticCarrier
+from uneven.run.context.context import Context
 from uneven.run.gradients.fully_sharded import ShardedCarrier
 from uneven.run.gradients.gradient_carrier import GradientCarrier
-from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.replica_check import ReplicaCheck
 from uneven.run.lines.group_lines import sum_now
-from uneven.run.membership.elastic_run import Elastic
-from uneven.run.start.connect import gradient_group
-from uneven.run.step.context import Context
-from uneven.run.step.observer import ExchangeObserver
 
 # On an accelerator, reading the flag for NaN and infinity blocks the host, so it is read once in this many iterations.
 _NONFINITE_EVERY = 50
 
 
-def _unless_scaled(tell: Callable[[], None]) -> None:
+def unless_scaled(tell: Callable[[], None]) -> None:
     """Call ``tell`` unless a GradScaler is still searching for its scale: then it skips the step."""
     # A scale below 1 shows that the gradients themselves are not finite. isinstance would call into proxies.
     scalers = (one for one in gc.get_objects() if issubclass(type(one), GradScaler))
@@ -42,74 +33,23 @@ def _unless_scaled(tell: Callable[[], None]) -> None:
         tell()
 
 
+AnyCarrier = GradientCarrier | ShardedCarrier
+
+
 class Averaged:
     """The gradient exchange of a session. ``members`` are the ranks it averages; it and the carrier are None without
     one."""
 
     def __init__(self) -> None:
-        self.carrier: GradientCarrier | ShardedCarrier | None = None
+        self.carrier: AnyCarrier | None = None
         self.members: tuple[int, ...] | None = None
         self.replicas: ReplicaCheck | None = None
 
-    def exchange(
-        self,
-        context: Context,
-        out: Outlook,
-        counting: PassCounts,
-        observer: ExchangeObserver,
-        *,
-        sharded: bool,
-        groups: Callable[[], Meeting | None],
-    ) -> None:
-        """Create the carrier if gradients are exchanged; every rank calls it at the same time.
-
-        Args:
-            groups: returns the groups that average in this step of an elastic run; None means all members together.
-        """
-        if context.elastic is not None:
-            if out.gradient_groups:
-                self._exchange_elastically(context, context.elastic, counting, observer, groups)
-            return
-        roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
-        if roll is None or group is None:
-            return
-        counting.exchanged()
-        self.members = next(one for one in out.gradient_groups if context.rank in one)
-        make = ShardedCarrier if sharded else partial(GradientCarrier, report_length=len(Report._fields))
-        self.carrier = make(
-            turn_now=lambda: counting.turn,
-            observer=observer,
-            roll=roll,
-            on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
-            traffic=context.connection.traffic.open("gradients"),
-            turn=BatchWeight(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
-            group=group,
-        )
-
-    def _exchange_elastically(
-        self,
-        context: Context,
-        elastic: Elastic,
-        counting: PassCounts,
-        observer: ExchangeObserver,
-        groups: Callable[[], Meeting | None],
-    ) -> None:
-        counting.exchanged()
-        self.members = context.members
-        self.carrier = elastic.carrier = ElasticCarrier(
-            turn_now=lambda: counting.turn,
-            observer=observer,
-            on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
-            traffic=context.connection.traffic.open("gradients"),
-            turn=BatchWeight(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
-            membership=elastic.membership,
-            returned=elastic.returned,
-            recovery=elastic.recovery,
-            groups=groups,
-        )
+    def exchange(self, carrier: AnyCarrier, members: tuple[int, ...]) -> None:
+        self.carrier, self.members = carrier, members
 
     def averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
-        if isinstance(self.carrier, ElasticCarrier):  # it forms the groups of any plan
+        if self.carrier is not None and self.carrier.forms_groups:
             return next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
         return self.members
 
@@ -125,7 +65,7 @@ class Averaged:
         """Start to compare replicas from time to time, as they must be equal after each step."""
         carrier = self.carrier
         # Elastic runs are not checked, because their members join mid-epoch.
-        if carrier is None or carrier._statistics is None or context.elastic is not None:
+        if carrier is None or carrier._statistics is None or context.participants.changes:
             return
         if context.scribe.speaks:
             carrier._statistics.warn = partial(context.scribe.event, "buffers", warn=True)

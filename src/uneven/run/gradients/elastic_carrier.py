@@ -31,6 +31,8 @@ _CARRIED = (torch.float32, torch.float64)  # gradient types behind whose buckets
 class ElasticCarrier(GradientCarrier):
     """The gradient carrier of an elastic run."""
 
+    forms_groups = True
+
     membership: Membership  # of this worker
     returned: RequeuedSamples  # how each iteration's samples were split
     recovery: Recovery  # makes the exchanges

@@ -17,6 +17,7 @@ from torch import nn
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
+from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.step_check import closures_checked, is_still, refuse_held
@@ -26,12 +27,13 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import shards_of
 from uneven.run.model.hooks import ModelHook
-from uneven.run.step.observer import ExchangeObserver
 
 
 @dataclass(kw_only=True)
 class ShardedCarrier:
     """Implements the interface of :class:`uneven.run.gradients.gradient_carrier.GradientCarrier` for sharded models."""
+
+    forms_groups = False
 
     turn_now: Callable[[], BatchWeight | None]
     observer: ExchangeObserver

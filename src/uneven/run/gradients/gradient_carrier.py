@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from uneven.errors import TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
+from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.accumulated import nothing_of
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
@@ -37,7 +38,6 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 from uneven.run.model.check import parts_called, refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
-from uneven.run.step.observer import ExchangeObserver
 
 # Replaces weight zero while gradients of earlier passes wait in .grad. It is a power of two, so scaling them by its
 # inverse is exact, and so small that the padded batch vanishes in rounding.
@@ -80,10 +80,13 @@ class GradientCarrier:
         turn: that of the newest pass, forward or backward.
         group: the process group whose gradients are averaged; None for all ranks.
         report_length: numbers in a row that a rank may send with the gradients.
+        forms_groups: whether it averages in the groups of any plan.
         piggyback: None if a model is on an accelerator, where reading numbers would block.
         owner: kept alive as long as the model.
         landed: called on all ranks after each exchange.
     """
+
+    forms_groups = False
 
     turn_now: Callable[[], BatchWeight | None]
     observer: ExchangeObserver

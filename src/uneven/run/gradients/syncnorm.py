@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from uneven.run.context.observer import ExchangeObserver
 from uneven.run.model.hooks import ModelHook
-from uneven.run.step.observer import ExchangeObserver
 
 
 class _LeaveLayer(torch.autograd.Function):

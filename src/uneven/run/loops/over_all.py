@@ -13,6 +13,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.policy.core.registry import describe
+from uneven.run.context.context import one_number
 from uneven.run.gradients.loss_weight import GatheredCounts, SummedCount
 from uneven.run.lines import Line
 from uneven.run.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
@@ -20,13 +21,12 @@ from uneven.run.loops.mended import MendedEvaluation
 from uneven.run.loops.passes import in_passes
 from uneven.run.loops.piece_taking import PieceTaker
 from uneven.run.model.check import parts_called
-from uneven.run.replicas.peers.replica_sync import NoSync
 from uneven.run.reports.streams import check_samples
 from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.indexed import told_of
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.attach import NoModel
-from uneven.run.step.context import one_number
+from uneven.run.step.build import recovery_of
 from uneven.run.step.loop import StepLoop
 
 
@@ -96,13 +96,12 @@ class OverAll:
         run, context, meter = self._loop.parts.run, self._loop.context, self._loop.reports.books.meter
         assert run is not None
         shares, members = self._loop.current_shares(), context.members
-        part = shares[context.place] / sum(shares) if len(shares) == len(members) else 1.0 / len(members)
+        part = shares[context.participants.place] / sum(shares) if len(shares) == len(members) else 1.0 / len(members)
         most = max(1, round(size * part))
-        if context.elastic is not None:
-            context.elastic.check_in("session.evaluate")
+        context.participants.check_in("session.evaluate")
         with meter.aside(), self._loop.evaluated(), evaluating(run.model):
-            if context.elastic is not None:
-                mended = MendedEvaluation(context.elastic.recovery, length, most, part, self._sum)
+            if (recovery := recovery_of(context)) is not None:
+                mended = MendedEvaluation(recovery, length, most, part, self._sum)
                 return mended.over_all(lambda positions: batches_of(dataset, positions, dataloader), fn)
             self._evaluations += 1
             key, store, totals = f"evaluate/{self._evaluations}", self._counters(), EvaluatedTotals()
@@ -143,10 +142,10 @@ class OverAll:
         loop = self._loop
         if isinstance(loop.model, NoModel):
             raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
-        if len(loop.context.members) == 1 and loop.context.elastic is None:
+        if loop.context.participants.alone:
             return True
         # Under other policies workers average parameters, so a weight of the gradient would have no effect on others.
-        if not isinstance(loop.model.agreement, NoSync) or loop.gradients.carrier is None:
+        if not loop.model.agreement.gradients_only or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
                 f"and not gradients; use sync='bsp'"

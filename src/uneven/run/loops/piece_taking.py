@@ -29,7 +29,6 @@ from uneven.run.lines.line import Handle
 from uneven.run.loops.passes import cut, weigh
 from uneven.run.model.check import check_model, is_sharded
 from uneven.run.model.hooks import ModelHook
-from uneven.run.replicas.peers.replica_sync import NoSync
 from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.loop import StepLoop
@@ -206,9 +205,9 @@ def _behind(part: Portion, firsts: Sequence[int]) -> npt.NDArray[np.int64]:
 
 def _check(loop: StepLoop, model: nn.Module) -> None:
     context, why = loop.context, ""
-    if context.elastic is not None:
+    if context.participants.changes:
         why = "in an elastic run: what a lost worker had taken would be missing"
-    elif not isinstance(loop.model.agreement, NoSync) or loop.own_pace is not None:
+    elif not loop.model.agreement.gradients_only or loop.own_pace is not None:
         why = f"under sync = {describe(context.policy)}: workers do not meet in each iteration there; use sync='bsp'"
     elif is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()):
         why = "with fully_shard or SyncBatchNorm: each of their passes meets all workers, which take unequally many"

@@ -9,10 +9,10 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.sync import Scout
+from uneven.run.context.context import Context
 from uneven.run.lines.line import Line
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
-from uneven.run.step.context import Context
 from uneven.run.step.part import Part, Run, Step
 
 
@@ -126,7 +126,7 @@ def bind_visits(context: Context, parts: Sequence[Part]) -> None:
             f"well a model does on samples of its own site, Session(parts=[uneven.Visits(score)]), or name the policy "
             f"inside alone"
         )
-    if isinstance(policy, Scout) and context.elastic is not None:
+    if isinstance(policy, Scout) and context.participants.changes:
         raise ConfigError(
             f"sync = {policy!r} in an elastic run: visits go round among sites that stay; leave out --elastic"
         )

@@ -57,7 +57,7 @@ class Keeper(Protocol):
 
 
 class OwnPaceElastic(ClaimingElastic):
-    """The elastic run of a policy with asynchronous workers; implements :class:`.elastic_run.Elastic`."""
+    """The elastic run of a policy with asynchronous workers; implements :class:`.elastic_run.ElasticRun`."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class OwnPaceElastic(ClaimingElastic):
         return self.membership.board.any_of((DEAD, "left"), other)
 
     def enter(self) -> None:
-        if self._in or self._run is None or self._attached is None:
+        if self._in or self._run is None or self._model is None:
             return
         new: Generation | None = None
         attempt, worker, board = 0, self.membership.worker, self.membership.board

@@ -2,55 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.policy.control.reports import Report
 from uneven.policy.core.membership import Generation, Members, generation_of, told
 from uneven.policy.core.records import MembershipRecord
-from uneven.policy.samples.order import Portion
+from uneven.policy.samples.order import Changing, Portion
 from uneven.policy.samples.requeued import RequeuedSamples
-from uneven.run.gradients.elastic_carrier import ElasticCarrier
-from uneven.run.lines.abortable_group import GroupAborted
+from uneven.run.context.participants import ChangingRun
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.control_words import JOIN_PENDING, LEAVING
 from uneven.run.lines.recovery import Recovery
-from uneven.run.membership import tensor_packing
 from uneven.run.membership.generations import LeftOut, Membership
 from uneven.run.membership.preemption_notice import PreemptionNotice
-
-if TYPE_CHECKING:
-    from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
-
-
-class ChangingRun(Protocol):
-    """The methods of the training loop that an elastic run calls."""
-
-    @property
-    def apart(self) -> bool:
-        """True if replicas have taken steps that are not merged yet."""
-
-    def members_changed(self, generation: Generation) -> None:
-        """Continue with other members."""
-
-    def for_newcomers(self) -> dict[str, Any]:
-        """Return the progress of the run as plain data, for a newcomer."""
-
-    def take_over(self, state: dict[str, Any]) -> None:
-        """Load the result of :meth:`for_newcomers` on a newcomer."""
-
-    def introduction(self) -> dict[str, Any]:
-        """Return the facts that the others need before this worker joins, as plain data."""
+from uneven.run.membership.state_transfer import give, load_state, state_of, take
 
 
 class LeftRun(SystemExit):
@@ -60,18 +35,12 @@ class LeftRun(SystemExit):
         super().__init__(0)
 
 
-@dataclass
-class _Attached:
-    """The user's objects that hold state."""
+class ElasticRun:
+    """The elastic run of one worker whose gradients or replicas are summed in the training thread; implements
+    :class:`.participants.Participants`."""
 
-    model: nn.Module
-    others: tuple[Any, ...]  # optimizers first; all with state_dict and load_state_dict
-    versions: list[int] = field(default_factory=list)  # of the parameters when a newcomer received them
-
-
-class Elastic:
-    """The elastic run of one worker whose gradients or replicas are summed in the training thread."""
-
+    changes = True
+    alone = False
     beside = False  # whether a background thread makes the exchanges
 
     def __init__(
@@ -92,9 +61,11 @@ class Elastic:
             report_length=len(Report._fields),
         )  # makes all exchanges of this worker
         self.leaving = False  # whether this worker leaves after its step
-        self.carrier: ElasticCarrier | None = None  # of gradients, if all members average them
+        self.wrap_again: Callable[[], None] = _nothing  # called when members have come
         self._run: ChangingRun | None = None
-        self._attached: _Attached | None = None
+        self._model: nn.Module | None = None
+        self._others: tuple[Any, ...] = ()  # optimizers first; all with state_dict and load_state_dict
+        self._versions: list[int] = []  # of the parameters when this worker received them as a newcomer
         self._write = write
         self._say = say  # prints a message for the user, and records it as the named event, if there is a name
         self._later: list[tuple[Generation, float]] = []
@@ -110,16 +81,34 @@ class Elastic:
         return self.membership.members
 
     @property
-    def changing(self) -> RequeuedSamples | LeasedSamples:
-        """The object that a loader asks about members and requeued samples."""
+    def place(self) -> int:
+        return self.membership.place
+
+    @property
+    def generation(self) -> int:
+        return self.membership.generation.number
+
+    @property
+    def most(self) -> int:
+        return self.membership.bounds[1]
+
+    @property
+    def joins_later(self) -> bool:
+        return self.membership.joins_later
+
+    @property
+    def changing(self) -> Changing:
         return self.returned
+
+    @property
+    def counted(self) -> Callable[[Portion], int]:
+        return self.returned.counted
 
     def bind(self, run: ChangingRun) -> None:
         self._run = run
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
-        """Remember the model and the objects whose state a newcomer needs: optimizers, schedulers, …"""
-        self._attached = _Attached(model, tuple(others))
+        self._model, self._others = model, tuple(others)
 
     def meet(self, model: nn.Module) -> None:
         """Form the founders' group and broadcast the first one's parameters and buffers."""
@@ -138,6 +127,9 @@ class Elastic:
             raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
 
     # ---------------------------------------------------------------- leaving
+    def leave(self) -> None:
+        self.leaving = True
+
     def heed(self, notice: Callable[[], float | None]) -> None:
         self._watches.append(PreemptionNotice(notice, self._goes))
 
@@ -218,14 +210,13 @@ class Elastic:
     def begins(self, part: Portion) -> None:
         """Check that a newcomer's parameters have not changed since it received them; otherwise raise TrainingError."""
         self._iteration = part.iteration
-        attached = self._attached
-        if attached is not None and attached.versions:
-            if [one._version for one in attached.model.parameters()] != attached.versions:
+        if self._model is not None and self._versions:
+            if [one._version for one in self._model.parameters()] != self._versions:
                 raise TrainingError(
                     f"worker {self.membership.worker} has joined and was given the model as it is, but its parameters "
                     f"have changed since: load checkpoints before loader.epoch is asked for, or the loop begins"
                 )
-            attached.versions = []
+            self._versions = []
 
     def step_over(self) -> None:
         """Change members, if announced, after a step and before the next one. Raises LeftRun if this worker leaves."""
@@ -241,6 +232,11 @@ class Elastic:
         through = LEAVING not in announced or self.recovery.all_through()
         self._change_members(leaving=through and announced[self.membership.place] == LEAVING)
 
+    def pass_over(self) -> None:
+        assert self._run is not None
+        self._run.settle()
+        self.flush()
+
     def _change_members(self, leaving: bool) -> None:
         began_s = time.monotonic()
         while True:
@@ -251,8 +247,7 @@ class Elastic:
                 self.recovery.hand_over(new, lacking=False)
                 self.changed(new, True, began_s)
                 if new.came:
-                    if self.carrier is not None:
-                        self.carrier.wrap_again()
+                    self.wrap_again()
                     self._give_state(new)
                 return
             except GroupAborted:
@@ -275,31 +270,23 @@ class Elastic:
         """Send the state of the run from this worker, the first of these members; raises GroupAborted if one of
         them has failed."""
         assert self._run is not None
-        assert self._attached is not None
-        text, tensors = tensor_packing.pack(
-            {
-                "run": self._run.for_newcomers(),
-                "returned": self.returned.state(),
-                "exchanges": self.recovery.exchanges,
-                "by": self.recovery.by,
-                "generation": self.membership.generation.text(),
-                "model": dict(self._attached.model.state_dict()),
-                "buffers": _unsaved(self._attached.model),
-                "others": [one.state_dict() for one in self._attached.others],
-            }
-        )
-        self.membership.board.write(f"state/{key}", json.dumps([text, tensor_packing.shapes(tensors)]))
-        self._move(key, those, tensors, lost)
+        assert self._model is not None
+        state = {
+            "run": {name: one.for_newcomers() for name, one in self._run.transferred()},
+            "returned": self.returned.state(),
+            "exchanges": self.recovery.exchanges,
+            "by": self.recovery.by,
+            "generation": self.membership.generation.text(),
+            **state_of(self._model, self._others),
+        }
+        give(state, self.membership.board, key, partial(self._group_for, key, those, lost))
 
-    def _move(self, key: str, those: Members, tensors: list[Tensor], lost: Callable[[], bool] | None) -> None:
-        circle = self.membership.circle("state", those, key, lost, aside=self.beside)
-        for one in tensors:
-            circle.wait(circle.broadcast(one, 0))
-        circle.drop()
+    def _group_for(self, key: str, those: Members, lost: Callable[[], bool] | None) -> AbortableGroup:
+        return self.membership.circle("state", those, key, lost, aside=self.beside)
 
     def enter(self) -> None:
         """Join the run and take over its state, on a worker that joins later. Raises PeerError if the run has ended."""
-        if self._in or self._run is None or self._attached is None:
+        if self._in or self._run is None or self._model is None:
             return
         new: Generation | None = None
         while not self._in:
@@ -335,32 +322,19 @@ class Elastic:
         """Receive the state of the run from the first of these members; raises GroupAborted if members
         have changed before."""
         assert self._run is not None
-        assert self._attached is not None
-        board = self.membership.board
-        while (said := board.look(f"state/{key}")) is None:
-            if (lost or self.membership.lost)():
-                raise GroupAborted("the members have changed before this worker was given the state")
-            time.sleep(0.002)
-        text, shapes = json.loads(said)
-        tensors = tensor_packing.room(shapes)
-        self._move(key, those, tensors, lost)
-        state = tensor_packing.unpack(text, tensors)
-        model, others = self._attached.model, self._attached.others
-        with torch.no_grad():
-            model.load_state_dict(state["model"])
-            for name, buffer in _unsaved(model).items():
-                buffer.copy_(state["buffers"][name])
-        for one, its in zip(others, state["others"], strict=True):
-            one.load_state_dict(its)
+        assert self._model is not None
+        cannot = self.membership.lost if lost is None else lost
+        state, nbytes = take(self.membership.board, key, cannot, partial(self._group_for, key, those, lost))
+        load_state(state, self._model, self._others)
         self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
         self.membership.enter(generation_of(state["generation"]))
         # The generation decides the slots' layout, so before any exchange.
         self.recovery.renew(self.membership.generation)
         self.returned.take_up(state["returned"])
-        self._run.take_over(state["run"])
-        self._attached.versions = [one._version for one in model.parameters()]
-        count = sum(one.nbytes for one in tensors)
-        said = f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {those[0]}"
+        for name, one in self._run.transferred():
+            one.take_over(state["run"][name])
+        self._versions = [one._version for one in self._model.parameters()]
+        said = f"worker {self.membership.worker} has joined, with {nbytes / 1e6:.3g} MB of state from worker {those[0]}"
         self._say(said, "members")
 
     # ---------------------------------------------------------------- the end
@@ -383,15 +357,5 @@ class Elastic:
             watch.close()
 
 
-class Fixed:
-    """Replaces :class:`Elastic` around a step if members are fixed."""
-
-    def begins(self, part: Portion) -> None: ...
-
-    def step_over(self) -> None: ...
-
-
-def _unsaved(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that the state dict leaves out (``persistent=False``)."""
-    saved = model.state_dict()
-    return {name: one for name, one in model.named_buffers() if name not in saved}
+def _nothing() -> None:
+    pass

@@ -1,118 +1,67 @@
-"""The training loop's reactions to changed members, and the state that it sends to a newcomer."""
+"""The transfer of a run's state to a newcomer: a text in the store, and tensors over a process group."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from uneven.errors import ConfigError, DataError
-from uneven.policy.core.membership import Generation
-from uneven.policy.samples.order import Changing, Cursor, Portion
-from uneven.run.samples.loader import LoaderCalls
-from uneven.run.samples.stream import is_stream
-from uneven.run.step.loop import StepLoop
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
+from uneven.run.membership import tensor_packing
+from uneven.runtime.membership_board import Board
+
+_LOOK_EVERY_S = 0.002
 
 
-class MembershipHooks:
-    """Implements :class:`uneven.run.membership.elastic_run.ChangingRun` for a loop. Raises ConfigError if a preemption
-    notice may come to one of several workers, and the run is not elastic."""
+def give(state: dict[str, Any], board: Board, key: str, meet: Callable[[], AbortableGroup]) -> None:
+    """Send the state under ``key``; ``meet`` forms the group of the newcomers, in which this worker is the first.
+    Raises GroupAborted if one of them has failed."""
+    text, tensors = tensor_packing.pack(state)
+    board.write(f"state/{key}", json.dumps([text, tensor_packing.shapes(tensors)]))
+    _move(tensors, meet())
 
-    def __init__(self, loop: StepLoop, notice: Callable[[], float | None] | None) -> None:
-        self._loop = loop
-        elastic = loop.context.elastic
-        if elastic is not None:
-            elastic.bind(self)
-            if notice is not None:
-                elastic.heed(notice)
-        elif notice is not None and loop.context.world.size > 1:
-            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
 
-    def leave(self) -> None:
-        elastic = self._loop.context.elastic
-        if elastic is None:
-            raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
-        elastic.leaving = True
+def take(
+    board: Board, key: str, cannot: Callable[[], bool], meet: Callable[[], AbortableGroup]
+) -> tuple[dict[str, Any], int]:
+    """Receive the result of :func:`give`, and the size of its tensors in bytes. Raises GroupAborted once ``cannot``
+    returns that it will not come."""
+    while (said := board.look(f"state/{key}")) is None:
+        if cannot():
+            raise GroupAborted("the members have changed before this worker was given the state")
+        time.sleep(_LOOK_EVERY_S)
+    text, shapes = json.loads(said)
+    tensors = tensor_packing.room(shapes)
+    _move(tensors, meet())
+    return tensor_packing.unpack(text, tensors), sum(one.nbytes for one in tensors)
 
-    def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
-        """Remember the objects whose state a newcomer receives. Raises ConfigError if one has no state."""
-        for one in others:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                raise ConfigError(
-                    f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, "
-                    f"its optimizers, and what else a worker that joins needs"
-                )
-        if self._loop.context.elastic is not None:
-            self._loop.context.elastic.attach(model, others)
 
-    def changing(self, dataset: Any) -> Changing | None:
-        """Return the object that a loader asks about members, or None. Raises DataError if the data set is a stream."""
-        elastic = self._loop.context.elastic
-        if elastic is None:
-            return None
-        if is_stream(dataset):
-            raise DataError(
-                "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
-                "that is lost cannot be read again"
-            )
-        # The asynchronous kind has only the methods that are called in such a run.
-        return cast("Changing", elastic.changing)
+def _move(tensors: list[Tensor], circle: AbortableGroup) -> None:
+    for one in tensors:
+        circle.wait(circle.broadcast(one, 0))
+    circle.drop()
 
-    def calls(self, begin: Callable[[Portion], None]) -> LoaderCalls:
-        loop, elastic = self._loop, self._loop.context.elastic
-        calls = LoaderCalls(begin=begin, end=loop.end, over=loop.over)
-        return calls if elastic is None else replace(calls, enter=elastic.enter, settle=self._settle)
 
-    def _settle(self) -> None:
-        """Learn, at the end of a pass over an epoch, which samples are requeued in that epoch."""
-        elastic = self._loop.context.elastic
-        assert elastic is not None
-        self._loop.model.agreement.settle()
-        elastic.flush()
+def state_of(model: nn.Module, others: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of the user's objects, also of buffers that a state dict leaves out."""
+    states = [one.state_dict() for one in others]
+    return {"model": dict(model.state_dict()), "buffers": _unsaved(model), "others": states}
 
-    @property
-    def apart(self) -> bool:
-        return self._loop.model.agreement.apart
 
-    def members_changed(self, generation: Generation) -> None:
-        self._loop.context.sites.update({int(one): said["site"] for one, said in generation.came.items()})
-        self._loop.members_changed(generation.members, generation.number)
-        self._loop.reports.members_changed(generation)
+def load_state(state: dict[str, Any], model: nn.Module, others: Sequence[Any]) -> None:
+    with torch.no_grad():
+        model.load_state_dict(state["model"])
+        for name, buffer in _unsaved(model).items():
+            buffer.copy_(state["buffers"][name])
+    for one, its in zip(others, state["others"], strict=True):
+        one.load_state_dict(its)
 
-    def introduction(self) -> dict[str, Any]:
-        return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
 
-    def for_newcomers(self) -> dict[str, Any]:
-        assert self._loop.loader is not None
-        cursor, drawn = self._loop.loader.place()
-        return {
-            "cursor": tuple(cursor),
-            "drawn": [asdict(part) for part in drawn],
-            "clock": self._loop.model.agreement.clock,
-            "sites": self._loop.context.sites,
-            "agreement": self._loop.model.agreement.state_dict(()),
-            "begins_as": self._loop.model.agreement.begins_as(),
-            "reports": self._loop.reports.for_newcomers(),
-            "parts": self._loop.parts.state(),
-            "pace": None if self._loop.own_pace is None else self._loop.own_pace.state(),
-        }
-
-    def take_over(self, state: dict[str, Any]) -> None:
-        elastic, loader = self._loop.context.elastic, self._loop.loader
-        assert elastic is not None
-        assert loader is not None
-        self._loop.context.sites.clear()
-        self._loop.context.sites.update(state["sites"])
-        loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
-        self._loop.model.agreement.clock = state["clock"]
-        # Parts and agreement load their state for these members, so these must be known first.
-        self._loop.members_changed(elastic.members, elastic.membership.generation.number)
-        self._loop.model.agreement.load_state_dict(*state["agreement"])
-        self._loop.reports.take_over(state["reports"])
-        self._loop.parts.load(*state["parts"])
-        if self._loop.own_pace is not None:
-            self._loop.own_pace.adopt(state["pace"], elastic.members)
-        # Last: it uses the clock, the members and the state that are set above.
-        self._loop.model.agreement.joined(state["begins_as"])
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that the state dict leaves out (``persistent=False``)."""
+    saved = model.state_dict()
+    return {name: one for name, one in model.named_buffers() if name not in saved}

@@ -20,6 +20,7 @@ from uneven.policy.core.membership import Generation
 from uneven.policy.core.views import Limits
 from uneven.policy.predict import predictors
 from uneven.policy.samples.order import Portion
+from uneven.run.context.context import Context
 from uneven.run.gradients.batch_order import Turns
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.lines.transport import Pending
@@ -34,7 +35,6 @@ from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.start.connect import compare
-from uneven.run.step.context import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Reports:
         """Agree with the other ranks on limits and look-ahead; ``same`` must be equal on all ranks."""
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         upper = loader.batch_size if max_batch is None else max_batch
-        several = self._context.connection.transport.size > 1 or self._context.elastic is not None
+        several = not self._context.participants.alone
         some = loader.some_samples() if several and isinstance(loader, BalancedLoader) else None
         said = compare(
             self._context.connection.transport,
@@ -109,11 +109,11 @@ class Reports:
         check_samples([one["_samples"] for one in said], "session.loader")
         self._bounds = {rank: (one["_lower"], one["_upper"]) for rank, one in enumerate(said)}
         self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
-        elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
-        if elastic is not None:
+        lookahead = max(one["_lookahead"] for one in said)
+        if self._context.participants.changes:
             _refuse_unlike(said)
-            if elastic.membership.joins_later:  # its only bounds until it is let in
-                self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
+        if self._context.participants.joins_later:  # its only bounds until it is let in
+            self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
         balancer = Even() if adds_up else self._context.balancer  # limits of fixed shares leave nothing to balance
         self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
         if self._own_pace is not None:
@@ -127,7 +127,7 @@ class Reports:
         self._turns.least = max(limits.lower)  # equal on all workers, because they must divide a last part equally
         if isinstance(loader, BalancedLoader):
             loader.at_least(self._turns.least)
-        if self._context.joins_later:
+        if self._context.participants.joins_later:
             self._agreed = replace(self._agreed, limits=limits)
             return
         self._agreed = self._agreed.among(limits)
@@ -137,9 +137,8 @@ class Reports:
 
     def _limits(self, members: tuple[int, ...]) -> Limits:
         assert self._agreed is not None
-        bounds, world = [self._bounds[one] for one in members], self._context.world
+        bounds, workers = [self._bounds[one] for one in members], self._context.participants.most
         needs, batch, free = self.needs, self._agreed.global_batch, [high for low, high in bounds if low is None]
-        workers = world.size if world.elastic is None else world.elastic.most
         total = sum(low or 0 for low, _ in bounds) + needs * (workers - len(bounds) + len(free))
         if workers > 1 < needs and free and (total > batch or min(free) < needs):
             raise ConfigError(
@@ -283,8 +282,7 @@ class Reports:
         if slow is None:
             return
         heard = self.piggyback.take() if called and self.piggyback is not None else None
-        elastic = self._context.elastic
-        self.books.end(part, part.size if elastic is None else elastic.changing.counted(part))
+        self.books.end(part, self._context.participants.counted(part))
         adapts = slow.adapts and self._own_pace is None
         due = adapts and slow.due(part.iteration, heard)
         if due or leaving or (adapts and (slow.watches or slow.suspects_change)) or self.books.meter.ripe(adapts):
@@ -311,7 +309,7 @@ class Reports:
 
     def settled(self) -> bool:
         """Return whether no further split will be decided."""
-        return self._slow is not None and not self._slow.adapts and self._context.elastic is None
+        return self._slow is not None and not self._slow.adapts and not self._context.participants.changes
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self) -> dict[str, Any]:

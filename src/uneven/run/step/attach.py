@@ -11,16 +11,15 @@ import torch
 from torch import nn
 
 from uneven.policy.core.actions import StepPlan
-from uneven.policy.core.membership import Meeting
 from uneven.policy.core.registry import describe
-from uneven.policy.sync import Outlook, outlook
+from uneven.policy.sync import Outlook, by_server, outlook
+from uneven.run.context.context import Context
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.first_losses import FirstLosses
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
-from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
 from uneven.run.reports.reporting import Reports
@@ -28,8 +27,7 @@ from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory
-from uneven.run.step.build import by_copy, exchanging, follow
-from uneven.run.step.context import Context
+from uneven.run.step.build import exchanging, follow, gradients_by, reports_behind
 from uneven.run.step.part import Run
 from uneven.run.step.parts import Parts
 from uneven.run.step.refusals import apart, check_alone, check_attached, check_momentum_of
@@ -48,7 +46,7 @@ class Attached:
     def check(self, plan: StepPlan) -> None:
         """Raise ConfigError if the plan exchanges something that no earlier plan announced."""
         if len(self.context.members) > 1:
-            more = not isinstance(self.agreement, NoSync)
+            more = not self.agreement.gradients_only
             check_attached(
                 self.context.policy, plan, self.agreement.clock, averaging=self.averaging(plan), exchanging=more
             )
@@ -108,24 +106,21 @@ def attach(
     compare(context.connection.transport, said, "session.setup")
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
-    if context.elastic is not None:
-        context.elastic.meet(model)
+    context.participants.meet(model)
     meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
     if sharded:
         check_sharded(model, len(context.members), _no_shards(context, out))
     agreement = exchanging(context, model, out, own_pace, meter)
-    alike = isinstance(agreement, NoSync)
+    alike = agreement.gradients_only
     follower = None if alike else follow(context, model, hands, agreement, out)
-    if not by_copy(context):
-        gradients.exchange(context, out, counting, meter, sharded=sharded, groups=partial(_groups, agreement))
+    if (averaging := gradients_by(context, out, counting, meter, agreement, sharded=sharded)) is not None:
+        counting.exchanged()
+        gradients.exchange(*averaging)
     before_step = gradients.attach(model, owner, **ddp)
     if not alike:
         before_step.append(agreement.still)
-    reports.piggyback, reports.piggybacks = gradients.piggyback, alike
-    if context.elastic is not None and own_pace is None:  # merges carry reports too
-        reports.piggybacks = True
-        reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # has the methods that are used
-    in_step = own_pace is None or (len(context.members) == 1 and context.elastic is None)
+    reports.piggyback, reports.piggybacks = reports_behind(context, gradients, own_pace, alike=alike)
+    in_step = own_pace is None or context.participants.alone
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
         Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
@@ -166,15 +161,11 @@ def attach(
     return Attached(context=context, agreement=agreement, watch=watch, detach=detach, averaging=gradients.averaging)
 
 
-def _groups(agreement: ReplicaSync) -> Meeting | None:
-    return agreement.groups() if isinstance(agreement, PeerSync) else None
-
-
 def _no_shards(context: Context, out: Outlook) -> str:
     """Return why this run does not support sharded models; "" if it does."""
-    if context.elastic is not None:
+    if context.participants.changes:
         return "in an elastic run: who is lost takes its part of the model along; leave --elastic out"
-    if by_copy(context) or not out.gradients_of_all(context.members):
+    if by_server(context.policy, context.members, context.sites) or not out.gradients_of_all(context.members):
         return (
             f"under sync = {describe(context.policy)}: workers have replicas there that differ, and torch keeps one "
             f"model; use sync='bsp'"

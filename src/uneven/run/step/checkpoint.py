@@ -32,7 +32,7 @@ class Checkpoint:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; raises CheckpointError if it does not fit or is damaged."""
         unpack(state)  # fail here on an invalid state, not when the loader is made
-        if self._loop.context.joins_later:
+        if self._loop.context.participants.joins_later:
             return  # it receives the current state from a member instead
         self._loaded = state
         self._take_up()

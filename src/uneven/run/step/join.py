@@ -9,16 +9,15 @@ from typing import Any
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
-from uneven.policy.sync import policies, unsited
-from uneven.run.lines.elastic_connection import ElasticConnection, connect_elastic
+from uneven.policy.sync import pace_of, policies, unsited
+from uneven.run.context.context import Context
+from uneven.run.context.scribe import Scribe
 from uneven.run.loops.visits import bind_visits
-from uneven.run.start.connect import compare, connect, identity, versions
+from uneven.run.start.connect import compare, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
-from uneven.run.step.build import elastic_kind, pace_of
-from uneven.run.step.context import Context
+from uneven.run.step.build import connected, participants_of
 from uneven.run.step.part import Part
-from uneven.run.step.refusals import check_carried, refuse_elastic
-from uneven.run.step.scribe import Scribe
+from uneven.run.step.refusals import check_carried
 from uneven.runtime.world import World
 
 
@@ -40,9 +39,7 @@ def join(
     check_carried(policy, tuple(range(world.size)), {})
     if parts and config.threads > 1:
         raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
-    if world.elastic is not None:
-        refuse_elastic(world.elastic, policy, balancer, config)
-    connection = (connect if world.elastic is None else connect_elastic)(world, config.timeout_s)
+    connection = connected(world, policy, balancer, config)
     with ExitStack() as undo:
         # Without this the others would wait for this worker until the time-out if the rest of the start fails.
         undo.callback(connection.close, failed=True)
@@ -57,13 +54,9 @@ def join(
         scribe.say(plain, "one-site")
     if world.rank == 0 and settings.note and not world.alone:
         scribe.say(settings.note, "balance")
-    elastic = None
-    if isinstance(connection, ElasticConnection):
-        elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)
-        connection.leaving, connection.recovery = elastic.close, elastic.recovery
     context = Context(
         world=world, config=config, policy=policy, balancer=balancer, sites=sites, connection=connection,
-        scribe=scribe, elastic=elastic,
+        scribe=scribe, participants=participants_of(connection, policy, scribe),
     )  # fmt: skip
     bind_visits(context, parts)
     return context

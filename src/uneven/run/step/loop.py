@@ -36,19 +36,17 @@ from uneven.errors import ConfigError
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
+from uneven.run.context.context import Context
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.batch_order import Turns
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.membership.elastic_run import Elastic, Fixed
-from uneven.run.replicas.peers.replica_sync import NoSync
 from uneven.run.reports.reporting import Reports
 from uneven.run.reports.streams import Streams
 from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.attach import Attached, NoModel, attach
-from uneven.run.step.build import shared
-from uneven.run.step.context import Context
+from uneven.run.step.build import own_pace_of
 from uneven.run.step.part import Step
 from uneven.run.step.parts import Parts
 
@@ -61,14 +59,14 @@ class StepLoop:
         self.parts = parts
         self._rank = context.rank
         self._members = context.members
-        self.own_pace = shared(context)  # shared state of workers that take samples asynchronously; otherwise None
+        self.own_pace = own_pace_of(context)  # shared state of workers that take samples asynchronously; otherwise None
         self.turns = Turns(self._rank, self._members)
         self.reports = Reports(context, self.turns, self.own_pace)
         self.gradients = Averaged()
         self.model: Attached | NoModel = NoModel(context)  # the attached model and its exchanges
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = InFlightBatches(self.turns.of)  # the in-flight batches
-        self.hands.once = context.elastic is not None  # a change of members invalidates earlier weights
+        self.hands.once = context.participants.changes  # a change of members invalidates earlier weights
         self.counting = PassCounts(self.hands)  # loss weight of the newest batch
         decides = weakref.WeakMethod(self._decides)  # torch's hooks keep `hands` alive after a session is dropped
         self.hands.one_thread = lambda: (call := decides()) is not None and call()
@@ -77,7 +75,7 @@ class StepLoop:
         self.loader: BalancedLoader | DrawnSteps | None = None  # once there is one
         self.epoch = -1
         self.closed = False  # whether the session is closed
-        self._members_change: Elastic | Fixed = context.elastic or Fixed()
+        self._participants = context.participants
         self._planned: StepPlan | None = None
 
     def attach(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], **how: Any) -> None:
@@ -90,7 +88,7 @@ class StepLoop:
 
     def _decides(self) -> bool:
         """Return whether workers decide or exchange anything between two steps."""
-        return len(self._members) > 1 and not (self.reports.settled() and isinstance(self.model.agreement, NoSync))
+        return len(self._members) > 1 and not (self.reports.settled() and self.model.agreement.gradients_only)
 
     def check_open(self, call: str) -> None:
         """Raise ConfigError, with the name of the call, if the session is closed."""
@@ -109,7 +107,7 @@ class StepLoop:
             self._streams.begin(self.loader.first_samples)
             self.epoch = part.epoch
         self.part = part
-        self._members_change.begins(part)
+        self._participants.begins(part)
         self.context.scribe.iteration = part.iteration
         plan = agreement.plan()
         if plan is not self._planned:  # once per plan object, because the check runs in every step
@@ -151,13 +149,13 @@ class StepLoop:
         books.control_s += time.perf_counter() - entered_s
         if not leaving:
             self._streams.check(met)
-            self._members_change.step_over()
+            self._participants.step_over()
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         self._members = self.gradients.members = members
         self.turns.members_changed(members)
         self.model.members_changed(members, generation)
-        self.context.scribe.speaks = self.context.place == 0
+        self.context.scribe.speaks = self._participants.place == 0
         self.parts.members_changed(members)
 
     def over(self) -> None:

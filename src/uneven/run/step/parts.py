@@ -142,6 +142,12 @@ class Parts:
                 raise CheckpointError(why)
         return plain, tensors
 
+    def for_newcomers(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return self.state()
+
+    def take_over(self, state: tuple[dict[str, Any], dict[str, torch.Tensor]]) -> None:
+        self.load(*state)
+
     def load(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> None:
         """Load the result of :meth:`state`, with tensors of any shape, also before :meth:`attach`.
 

@@ -15,10 +15,9 @@ from uneven.errors import ConfigError, DataError
 from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.registry import describe
 from uneven.policy.samples.order import Portion
-from uneven.run.membership.state_transfer import MembershipHooks
 from uneven.run.model.check import least_samples
 from uneven.run.reports.profiling import steps_on
-from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.loader import BalancedLoader, LoaderCalls
 from uneven.run.samples.opening import Division, LoaderOptions
 from uneven.run.samples.sharded_files import Shards
 from uneven.run.samples.stream import is_stream
@@ -37,9 +36,8 @@ _SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a s
 class Preparation:
     """The calls before the loop, up to its first step."""
 
-    def __init__(self, loop: StepLoop, members: MembershipHooks, threads: Threads, checkpoint: Checkpoint) -> None:
+    def __init__(self, loop: StepLoop, threads: Threads, checkpoint: Checkpoint) -> None:
         self._loop = loop
-        self._members = members
         self._threads = threads
         self._checkpoint = checkpoint
         world = loop.context.world
@@ -61,7 +59,8 @@ class Preparation:
         self._threads.check(model)
         optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
         loop.attach(model, optimizers, **how)
-        self._members.attach(model, stateful)
+        _check_stateful(stateful)
+        loop.context.participants.attach(model, stateful)
         loop.reports.needs = least_samples(model)
         if loop.loader is not None:
             loop.reports.settle(loop.loader)  # it was made without the model's needs
@@ -106,6 +105,7 @@ class Preparation:
 
     def _made(self, asked: LoaderOptions, begin: Callable[[Portion], None]) -> BalancedLoader:
         loop, context, ids, parts = self._loop, self._loop.context, asked.ids, self._loop.parts
+        there = context.participants
         if asked.ahead and ids is not None:
             if not parts.reads:
                 raise ConfigError(
@@ -113,19 +113,25 @@ class Preparation:
                     f"uneven.embedding, given to session.setup before"
                 )
             asked = replace(asked, ids=lambda batch: parts.batch_read(ids(batch)))
+        if there.changes and is_stream(asked.dataset):
+            raise DataError(
+                "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
+                "that is lost cannot be read again"
+            )
         division = Division(
             rank=context.rank, workers=len(context.members), seed=context.config.seed,
             split_for=loop.reports.shares, settled=loop.reports.settled,
-            counter=counter_of(asked.dataset, context, loop.own_pace), changing=self._members.changing(asked.dataset),
+            counter=counter_of(asked.dataset, context, loop.own_pace), changing=there.changing,
         )  # fmt: skip
-        return BalancedLoader(asked, division, self._members.calls(begin), loop.hands)
+        calls = LoaderCalls(enter=there.enter, begin=begin, end=loop.end, settle=there.pass_over, over=loop.over)
+        return BalancedLoader(asked, division, calls, loop.hands)
 
     def profile(
         self, step: Callable[[Any], object], batch_of: Callable[[int], Any] | None, within_s: float
     ) -> dict[int, Profile]:
         loop, loader = self._loop, self._loop.loader
         check_profile(loader, self._tried, loop.epoch, within_s, loop.context.config.timeout_s)
-        if loop.context.joins_later:
+        if loop.context.participants.joins_later:
             return {}  # the others are training; it starts with the mean share
         assert loader is not None
         self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
@@ -169,6 +175,16 @@ class Preparation:
         if awaited is not None:
             mark_ready(awaited, self._loop.context.rank)
         return awaited is not None
+
+
+def _check_stateful(objects: tuple[Any, ...]) -> None:
+    """Raise ConfigError if one of the objects whose state a newcomer receives has no state."""
+    for one in objects:
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise ConfigError(
+                f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, "
+                f"its optimizers, and what else a worker that joins needs"
+            )
 
 
 def _shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -> Shards:

@@ -83,13 +83,13 @@ class UserSteps:
                 f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
                 f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
             )
-        size, elastic = batch_size, context.elastic
+        size, there = batch_size, context.participants
         if size is None:
             said = compare(context.connection.transport, {"_samples": samples}, "session.step")
             each = [int(one["_samples"]) for one in said[: context.world.size]]  # of the founders
             if (size := sum(each)) == 0:
                 raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
-        changing, enter = (None, None) if elastic is None else (elastic.returned, elastic.enter)
-        steps = DrawnSteps(size, context.rank, adds_up=batch_size is None, changing=changing, enter=enter)
+        adds_up = batch_size is None
+        steps = DrawnSteps(size, context.rank, adds_up=adds_up, changing=there.changing, enter=there.enter)
         loop.reports.start(steps, samples, samples)  # limits that are equal, if given: the share cannot move
         return steps

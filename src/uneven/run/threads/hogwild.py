@@ -19,6 +19,7 @@ from torch import nn
 
 from uneven.policy.core.records import StepRecord
 from uneven.policy.samples.order import Portion
+from uneven.run.context.scribe import Scribe
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.replicas.peers.peer_sync import PeerSync
@@ -26,7 +27,6 @@ from uneven.run.replicas.server.server_sync import ServerSync
 from uneven.run.reports.step_accounting import step_record
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.loop import StepLoop
-from uneven.run.step.scribe import Scribe
 from uneven.run.threads.batch_queue import BatchQueue, Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 

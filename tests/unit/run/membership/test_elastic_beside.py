@@ -21,7 +21,7 @@ from uneven.run.lines.traffic import TrafficBook
 from uneven.run.membership.elastic_background_sync import BesideElastic
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
-from uneven.run.samples.async_sampling.shared import make_changing_pace
+from uneven.run.step.build import make_leased_pace
 from uneven.runtime.tcp_store import reach
 
 N = 40
@@ -49,7 +49,7 @@ class Worker:
         self.elastic = BesideElastic(self.membership, lambda record: None, lambda text, event="": None)
         self.elastic.give_state = self._give  # type: ignore[method-assign]
         self.line = RecoveredVectors(self.elastic.recovery, TrafficBook().open("parameters"))
-        make_changing_pace(self.elastic, 20.0, ahead=True)
+        make_leased_pace(self.elastic, 20.0, ahead=True)
         self.elastic.merging = self
         self.elastic.bind(self.loop)  # type: ignore[arg-type]
 

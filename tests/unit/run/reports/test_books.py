@@ -7,9 +7,9 @@ import torch
 
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
+from uneven.run.context.scribe import Scribe
 from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.step_accounting import StepAccounting
-from uneven.run.step.scribe import Scribe
 from uneven.runtime.world import discover
 
 

@@ -71,13 +71,14 @@ class BackgroundPeerSync(PeerSync):
         barrier.wait()
 
     # ---------------------------------------------------------------- newcomers
-    def begins_as(self) -> Tensor | None:
-        return self._replica.merged
+    def for_newcomers(self) -> Any:
+        return self.state_dict(()), self._replica.merged
 
-    def joined(self, begins_as: Tensor | None) -> None:
-        assert begins_as is not None
-        self._replica.flat.write(begins_as)
-        self._replica.merged = begins_as
+    def take_over(self, state: Any) -> None:
+        saved, merged = state
+        self.load_state_dict(*saved)
+        self._replica.flat.write(merged)
+        self._replica.merged = merged
         self._begin()
         self._gap = self._dropped = 0
         self._fresh, self._since = {}, None

@@ -18,6 +18,7 @@ from torch import Tensor
 from uneven.policy.core.actions import Exchange
 from uneven.policy.core.membership import Meeting
 from uneven.policy.core.records import ExchangeRecord
+from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.step_check import mark, out_of_step
 from uneven.run.lines.recovered_vectors import RecoveredVectors
 from uneven.run.lines.recovery import Recovery
@@ -29,7 +30,6 @@ from uneven.run.replicas.peers.delayed import DelayedOutcomes, LatePiece, split
 from uneven.run.replicas.peers.overhead import PATIENCE_S
 from uneven.run.replicas.peers.replica import ExchangeResult, Replica
 from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
-from uneven.run.step.observer import ExchangeObserver
 
 
 class StepPosition(NamedTuple):

@@ -51,6 +51,8 @@ class PeerSync:
         equal: whether all replicas are known to be equal.
     """
 
+    gradients_only = False
+
     def __init__(
         self,
         policy: SyncPolicy,
@@ -198,13 +200,13 @@ class PeerSync:
             for exchange in self._next(Moment.STEP):
                 self._meet(replace(exchange, members=self._members), all_meet=True)
 
-    def begins_as(self) -> Tensor | None:
+    def for_newcomers(self) -> Any:
         # The place of the last step, at which a newcomer without a step meets the others.
-        return torch.tensor([self._counted, self._iteration])
+        return self.state_dict(()), (self._counted, self._iteration)
 
-    def joined(self, begins_as: Tensor | None) -> None:
-        assert begins_as is not None
-        self._counted, self._iteration = map(int, begins_as)
+    def take_over(self, state: Any) -> None:
+        saved, (self._counted, self._iteration) = state
+        self.load_state_dict(*saved)
 
     def paused(self) -> None:
         self._exchanges.paused()

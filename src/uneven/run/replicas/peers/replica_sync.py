@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from uneven.policy.core.actions import StepPlan
+from uneven.policy.core.membership import Meeting
 from uneven.policy.samples.order import Portion, Portions
 from uneven.run.replicas.peers.plans import Plans
 
@@ -17,12 +18,14 @@ from uneven.run.replicas.peers.plans import Plans
 class ReplicaSync(Protocol):
     """One worker's part in exchanges in addition to the mean of all gradients.
 
-    ``clock`` counts steps. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
+    ``clock`` counts steps. ``gradients_only`` means that replicas are equal, because only the mean of all gradients is
+    exchanged. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
     out ahead of their steps.
     """
 
     clock: int
     followed: bool
+    gradients_only: bool
 
     def plan(self) -> StepPlan:
         """Return the policy's plan for the next step; raises :class:`ConfigError` if it is not supported."""
@@ -62,13 +65,16 @@ class ReplicaSync(Protocol):
         """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run."""
         ...
 
-    def begins_as(self) -> Tensor | None:
-        """Return what a newcomer needs in addition to the state, any shape; None for nothing."""
+    def for_newcomers(self) -> Any:
+        """Return the state that a newcomer takes over, as plain data and tensors of any shape."""
         ...
 
-    def joined(self, begins_as: Tensor | None) -> None:
-        """Take the :meth:`begins_as` of another worker, in its shape; this worker has just joined with that worker's
-        state."""
+    def take_over(self, state: Any) -> None:
+        """Take the :meth:`for_newcomers` of another worker; this worker has just joined with its clock."""
+        ...
+
+    def groups(self) -> Meeting | None:
+        """Return the groups that average gradients in this step of an elastic run; None for all members together."""
         ...
 
     @property
@@ -99,6 +105,7 @@ class NoSync:
     """Exchanges nothing: all gradients are averaged, so replicas are equal."""
 
     followed = exchanging = apart = False
+    gradients_only = True
 
     def __init__(self, plans: Plans) -> None:
         self.plans = plans
@@ -124,9 +131,11 @@ class NoSync:
 
     def settle(self) -> None: ...
 
-    def begins_as(self) -> None: ...
+    def for_newcomers(self) -> None: ...
 
-    def joined(self, begins_as: Tensor | None) -> None: ...
+    def take_over(self, state: None) -> None: ...
+
+    def groups(self) -> None: ...
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

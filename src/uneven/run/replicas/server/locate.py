@@ -110,10 +110,13 @@ def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float, party:
         time.sleep(_LOOK_S if others else 0.0)
 
 
-def find_home(transport: Transport, world: World, timeout_s: float, party: Members = ()) -> ServerLocation:
+def find_home(
+    transport: Transport, world: World, timeout_s: float, party: Members = (), *, stays: bool = True
+) -> ServerLocation:
     """Find the shards of this run; without any, make one in the first worker. Every rank calls it.
 
     Args:
+        stays: whether the first worker cannot leave.
         party: ranks that share a server with this worker if each site has one; empty if all share it.
 
     Raises:
@@ -127,7 +130,7 @@ def find_home(transport: Transport, world: World, timeout_s: float, party: Membe
     home, trouble = None, None
     if world.rank == keeper:
         try:
-            home = _made(world, timeout_s, party, near=len(hosts) == 1)
+            home = _made(world, timeout_s, party, near=len(hosts) == 1, stays=stays)
         except (ConfigError, OSError) as error:
             trouble = f"the parameter server could not be made: {error}"
     announced = {"_trouble": trouble}
@@ -155,13 +158,13 @@ def find_home(transport: Transport, world: World, timeout_s: float, party: Membe
     return ServerLocation(directory, shards, here, world, timeout_s, party)
 
 
-def _made(world: World, timeout_s: float, party: Members, *, near: bool) -> ServerLocation:
+def _made(world: World, timeout_s: float, party: Members, *, near: bool, stays: bool) -> ServerLocation:
     """Return the location for the first worker of ``party``; ``near`` if all of them are on this machine."""
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         if party:
             raise ConfigError("each site has one of its own, in its first worker: leave --servers out")
         return ServerLocation(world.run_directory / SERVER, shards, True, world, timeout_s)
-    if world.elastic is not None:
+    if not stays:
         raise ConfigError("without --servers it would be in a worker, which may leave: say uneven run --servers 1")
     folder = TemporaryFolder(SHARD_FOLDER, None if near else world.run_directory)
     try:

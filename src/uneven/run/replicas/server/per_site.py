@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +10,12 @@ import torch
 from torch import Tensor
 
 from uneven.errors import CheckpointError
-from uneven.policy.core.actions import Exchange, StepPlan
+from uneven.policy.core.actions import StepPlan
 from uneven.policy.samples.order import Portion, Portions
-from uneven.policy.sync import first_plans
 from uneven.run.lines.vectors import VectorCarrier
-from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.peers.scaled_learning_rate import DividedSteps
 from uneven.run.replicas.server.client_copy import Values
 from uneven.run.replicas.server.server_sync import ServerSync
-from uneven.run.replicas.server.site_bridge import BetweenSites, OtherSite
-from uneven.run.replicas.sparse.build import open_post
-from uneven.run.step.context import Context
 
 Party = tuple[int, ...]
 
@@ -38,6 +32,11 @@ class PerSiteSync(ServerSync):
         self._parties = tuple(parties)
         self._mean_by = mean_by
         self._evaluated = False  # whether since the last step
+
+    @property
+    def size(self) -> int:
+        """The number of parameters that are exchanged."""
+        return self._replica.flat.size
 
     def rate(self) -> float:
         """Return the learning rate of the newest step, as a part of the first one."""
@@ -87,40 +86,3 @@ class PerSiteSync(ServerSync):
         super().load_state_dict(numbers, vectors)
         if self._loaded is not None:
             self._divided.load(numbers.get("rates", {}))
-
-
-def sites_of(context: Context) -> tuple[Party, ...]:
-    """Return the workers of each site if each has a parameter server; otherwise ()."""
-    far = _far(context)
-    return () if far is None else far.parties
-
-
-def _far(context: Context) -> Exchange | None:
-    plans = first_plans(context.policy, context.members, context.sites)
-    return next((one for plan in plans for one in plan.exchanges if one.parties), None)
-
-
-def between_sites(
-    context: Context, parties: Sequence[Party], size: int, rate: Callable[[], float]
-) -> BetweenSites | None:
-    """Return the exchange of this worker's site with others; None if another worker runs it. Every worker calls it.
-
-    Raises:
-        PeerError: a worker did not come.
-        ConfigError: no socket could be bound.
-    """
-    rank, connection = context.rank, context.connection
-    assert connection.roll is not None, "there are several sites"
-    mine = next(party for party in parties if rank in party)
-    others = [party for party in parties if party is not mine]
-    speaks = rank == mine[0]
-    post = open_post(context, connection.roll, [party[0] for party in others] if speaks else (), size)
-    if not speaks:
-        post.close(failed=False)
-        return None
-    names = {party: context.sites[party[0]] for party in parties}
-    sites = [
-        OtherSite(party[0], connection.traffic.open(f"entries {names[mine]} to {names[party]}")) for party in others
-    ]
-    plans = Plans(deepcopy(context.policy), rank, context.members, context.sites)
-    return BetweenSites(plans, sites, post, rate)

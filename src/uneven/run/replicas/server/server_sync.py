@@ -27,6 +27,7 @@ from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.samples.order import Portion, Portions
 from uneven.policy.sync import SyncPolicy, refused
+from uneven.run.context.observer import ExchangeObserver
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.peers.background_thread import ShadowThread
 from uneven.run.replicas.peers.peer_exchanges import Order
@@ -41,7 +42,6 @@ from uneven.run.replicas.server.saved import centre_of, check_saved, numbers_of
 from uneven.run.samples.async_sampling.leased_samples import LeasedSamples, NoLeases
 from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
-from uneven.run.step.observer import ExchangeObserver
 from uneven.runtime.parameter_server import Reply
 
 # A policy must plan an exchange within this many steps.
@@ -62,6 +62,8 @@ class ServerSync:
         threads: of this worker, which take its steps at the same time.
         claims: the leases of samples if workers leave and join.
     """
+
+    gradients_only = False
 
     def __init__(
         self,
@@ -273,9 +275,13 @@ class ServerSync:
             for exchange in next((found for clock in ahead if (found := self._plans.at(clock).exchanges)), ()):
                 self._meet(self._order(exchange), 0)
 
-    def begins_as(self) -> None: ...
+    def groups(self) -> None: ...
 
-    def joined(self, begins_as: Tensor | None) -> None:  # it starts with the current copy
+    def for_newcomers(self) -> Any:
+        return self.state_dict(())
+
+    def take_over(self, state: Any) -> None:
+        self.load_state_dict(*state)  # the newcomer starts with the current copy
         self._gap = self._samples = 0
         self.copy.begin(self._loaded, self.clock)
         self.copy.follow(0)

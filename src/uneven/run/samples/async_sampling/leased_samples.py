@@ -49,7 +49,7 @@ class LeasedSamples(StoredSampleCounter):
         super().__init__(store, timeout_s, ahead=ahead)
         self._eras: list[tuple[int, Members]] = [(0, members)]
         self._tend = tend
-        self._there = there
+        self.there = there
         # The training thread, the thread that asks the store and the background exchange change the next two.
         self._lock = threading.Lock()
         self._holding = HeldSamples()
@@ -156,7 +156,7 @@ class LeasedSamples(StoredSampleCounter):
             book = self._book(epoch)
             if book.again:
                 return 1
-            holdings = {one: self._holding_of(one) for one in self._there() if one != self._store.rank}
+            holdings = {one: self._holding_of(one) for one in self.there() if one != self._store.rank}
             busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book, 0)}
             forgotten = [one for one in map(int, book.taken) if one in self._gone and one not in book.gone]
             for one in forgotten:  # declared lost, but it took samples of this epoch after that
@@ -176,7 +176,7 @@ class LeasedSamples(StoredSampleCounter):
 
     def awaited(self) -> bool:
         """Return whether another worker has started an update that this one has not; for runs with common updates."""
-        others = (self._holding_of(one) for one in self._there() if one != self._store.rank)
+        others = (self._holding_of(one) for one in self.there() if one != self._store.rank)
         return any(it.update > self._holding.update for it in others)
 
     # ---------------------------------------------------------------- as the counter

@@ -19,7 +19,7 @@ from uneven.run.measure.meter import Meter
 from uneven.run.membership.generations import Membership
 from uneven.run.start.connect import Connection
 from uneven.runtime.tcp_store import reach
-from uneven.runtime.world import World
+from uneven.runtime.world import Elastic, World
 
 _LOOK_EVERY_S = 0.002
 
@@ -95,18 +95,17 @@ class ElasticConnection(Connection):
         return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic, refusal)
 
 
-def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
+def connect_elastic(world: World, elastic: Elastic, timeout_s: float) -> ElasticConnection:
     """Connect to the store of the run. Raises PeerError if it cannot be reached within ``timeout_s``."""
-    assert world.elastic is not None
     try:
         membership = Membership(
             world.rank,
             world.size,
-            (world.elastic.least, world.elastic.most),
-            partial(reach, world.meeting, world.port, timeout_s, world.elastic.silence_s),
-            silence_s=world.elastic.silence_s,
+            (elastic.least, elastic.most),
+            partial(reach, world.meeting, world.port, timeout_s, elastic.silence_s),
+            silence_s=elastic.silence_s,
             timeout_s=timeout_s,
-            interface=world.elastic.address,
+            interface=elastic.address,
         )
     except RuntimeError as error:
         raise PeerError(

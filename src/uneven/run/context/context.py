@@ -13,9 +13,9 @@ from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy
-from uneven.run.membership.elastic_run import Elastic
+from uneven.run.context.participants import Participants
+from uneven.run.context.scribe import Scribe, tell_nonfinite
 from uneven.run.start.connect import Connection
-from uneven.run.step.scribe import Scribe, tell_nonfinite
 from uneven.runtime.at_exit import program_ends
 from uneven.runtime.world import World
 
@@ -31,7 +31,7 @@ class Context:
     sites: dict[int, str]  # site of each rank
     connection: Connection
     scribe: Scribe
-    elastic: Elastic | None = None  # the elastic run; None if members are fixed
+    participants: Participants
 
     @property
     def rank(self) -> int:
@@ -40,16 +40,7 @@ class Context:
 
     @property
     def members(self) -> tuple[int, ...]:
-        return tuple(range(self.world.size)) if self.elastic is None else self.elastic.members
-
-    @property
-    def joins_later(self) -> bool:
-        return self.elastic is not None and self.elastic.membership.joins_later
-
-    @property
-    def place(self) -> int:
-        """This worker's position among the members."""
-        return self.world.rank if self.elastic is None else self.elastic.membership.place
+        return self.participants.members
 
     def nonfinite(self, what: str) -> Callable[[], None]:
         """Return the function to call when ``what`` has a NaN or infinity; it may raise."""
