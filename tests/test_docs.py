@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from uneven.errors import ConfigError
-from uneven.policy.core.actions import Moment, Payload, Via, Wait
+from uneven.policy.core.actions import Moment, Payload, Quorum, Via, Wait
 from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.policy.predict import predictors
 from uneven.policy.sync import BSP
@@ -145,7 +145,7 @@ def test_members_and_groups_change_when_somebody_leaves(page: SimpleNamespace) -
 def test_contradictions_are_refused_where_they_are_made(page: SimpleNamespace) -> None:
     fine = BSP().plan(view()).exchanges[0]
     with pytest.raises(ConfigError, match="quorum of 5 does not fit 4 members"):
-        replace(fine, quorum=5)
+        replace(fine, quorum=Quorum(count=5))
     with pytest.raises(ConfigError, match="do not divide"):
         replace(fine, parties=((0, 1), (1, 2, 3)))
     with pytest.raises(ConfigError, match="parameters cannot take place at the moment 'backward'"):

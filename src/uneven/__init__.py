@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         UnevenError,
     )
     from uneven.policy.balance import Balancer, WrappingBalancer, balancers, standing
-    from uneven.policy.core.actions import Exchange, Moment, Payload, Significant, Split, StepPlan, Via, Wait
+    from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, Significant, Split, StepPlan, Via, Wait
     from uneven.policy.core.apportion import proportional
     from uneven.policy.core.pace import Pace
     from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
@@ -74,6 +74,7 @@ __all__ = [
     "Payload",
     "PeerError",
     "Predictor",
+    "Quorum",
     "Run",
     "Session",
     "Significant",
@@ -104,7 +105,9 @@ _HOMES = {
         "UnevenError",
     ),
     "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers", "standing"),
-    "uneven.policy.core.actions": ("Exchange", "Moment", "Payload", "Significant", "Split", "StepPlan", "Via", "Wait"),
+    "uneven.policy.core.actions": (
+        *("Exchange", "Moment", "Payload", "Quorum", "Significant", "Split", "StepPlan", "Via", "Wait"),
+    ),
     "uneven.policy.core.apportion": ("proportional",),
     "uneven.policy.core.pace": ("Pace",),
     "uneven.policy.core.views": ("BalanceView", "Limits", "Observation", "SyncView"),

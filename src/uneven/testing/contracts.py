@@ -368,7 +368,7 @@ class SyncPolicyContract(ABC):
                 assert alone == (facts.pace in (Pace.OWN, Pace.BOUNDED)), f"{facts.pace} and {exchange}"
                 waited = exchange.quorum is not None and exchange.moment is not Moment.BACKGROUND
                 assert waited == (facts.pace is Pace.QUORUM)
-                assert not exchange.quorum or exchange.quorum <= len(view.members)
+                assert not exchange.quorum or exchange.quorum.count <= len(view.members)
             assert not plan.waits or facts.pace is Pace.BOUNDED or in_step
         assert tuple(payload for payload in Payload if payload in seen) == facts.payloads
         # Next to parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.

@@ -22,7 +22,7 @@ class ModelTraffic:
         Raises:
             ConfigError: the exchange uses hubs.
         """
-        if exchange.groups:
+        if exchange.far.hubs:
             raise ConfigError("what hubs hand on is not counted by site: compare geo without hubs")
         if self._speaks[self._sites[rank]] == rank:
             self.models += self._sent(exchange, part) / len(self._speaks)

@@ -25,7 +25,7 @@ from uneven.cluster.virtual.virtual_replicas import (
 )
 from uneven.cluster.virtual.virtual_traffic import ModelTraffic
 from uneven.cluster.virtual.virtual_visits import VirtualVisits
-from uneven.policy.core.actions import Combined, Exchange, Merge, Payload, WriteBack, span
+from uneven.policy.core.actions import Background, Combined, Exchange, Merge, Payload, span
 from uneven.policy.merge import Kept
 from uneven.policy.select import HEADER_BYTES, Picked, packed_bytes
 from uneven.policy.select.pack import shortest
@@ -301,10 +301,10 @@ class Training(Arithmetic):
                 if exchange.delay:
                     replica.coming = _with(sent[rank].parameters, cut, outcome) - sent[rank].parameters
                     continue
-                self._take_over(rank, _with(sent[rank].parameters, cut, outcome), sent[rank], exchange.write_back)
+                self._take_over(rank, _with(sent[rank].parameters, cut, outcome), sent[rank], exchange.background)
                 continue
             replica.centre = outcome
-            self._take_over(rank, outcome, sent[rank], exchange.write_back)
+            self._take_over(rank, outcome, sent[rank], exchange.background)
 
     def _mean(
         self, exchange: Exchange, parties: list[tuple[int, ...]], sent: dict[int, Sent], kept: Sequence[Kept]
@@ -367,7 +367,7 @@ class Training(Arithmetic):
         if exchange.merge.combined is Combined.CENTRE:
             replica.state = _moved(replica.state, answer)
         else:
-            self._take_over(rank, answer, sent, exchange.write_back)
+            self._take_over(rank, answer, sent, exchange.background)
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         replica = self._replicas[rank]
@@ -380,7 +380,7 @@ class Training(Arithmetic):
         # What it had not sent was dropped with its late step.
         replica.carried = replica.state.moved
 
-    def _take_over(self, rank: int, outcome: Tensor, sent: Sent, back: WriteBack) -> None:
+    def _take_over(self, rank: int, outcome: Tensor, sent: Sent, back: Background) -> None:
         replica = self._replicas[rank]
         here = replica.state.parameters
         # Keeps what was learned since the contribution was sent, except with lerp.

@@ -16,14 +16,17 @@ from uneven.policy.select import Selection, Significant, TopK
 
 __all__ = [
     "Add",
+    "Background",
     "BlockMomentum",
     "Combined",
     "Elastic",
     "Exchange",
+    "Far",
     "Mean",
     "Merge",
     "Moment",
     "Payload",
+    "Quorum",
     "Selection",
     "Significant",
     "Split",
@@ -31,7 +34,6 @@ __all__ = [
     "TopK",
     "Via",
     "Wait",
-    "WriteBack",
     "span",
 ]
 
@@ -59,16 +61,53 @@ class Moment(Enum):
     BACKGROUND = "background"  # in the background; no worker waits, at most one is in flight, local progress is kept
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBack:
-    """The rule by which the outcome m of a background exchange enters a replica x that has changed since it sent s.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quorum:
+    """The number of members whose contributions are merged; later ones are dropped.
 
-    ``delta`` (default): x + α (m − s), which keeps the updates made in between. ``lerp``: (1 − α) x + α m, which loses
-    the part α of them; ShadowSync does this (recalled). In the foreground the two are equal.
+    A member whose round is closed catches up like a newcomer: it takes state and clock of the newest round.
+
+    Attributes:
+        grace: time that a quorum still waits for the others, as a part of the time that its first member has waited.
     """
 
+    count: int
+    grace: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """The cost of a background exchange, and the rule by which its outcome m enters a replica x that sent s.
+
+    By default x becomes x + α (m − s), which keeps the updates made in between. ``lerp``: (1 − α) x + α m, which loses
+    the part α of them; ShadowSync does this (recalled). In the foreground the two are equal.
+
+    Attributes:
+        load: the largest part of a worker's training time that such exchanges may cost; one that would cost more starts
+            later. 1 runs them back to back.
+    """
+
+    load: float = 1.0
     alpha: float = 1.0
     lerp: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Far:
+    """The way of selected entries between parties.
+
+    Attributes:
+        lead: steps that this worker may take before the selected entries of the others have arrived. The plan has a
+            matching wait. 0 waits for all of them.
+        hubs: groups of the first member of each party. Inside a group all send to all. The first of a group, its hub,
+            exchanges sums with the other hubs. Empty: all parties send to all.
+        barrier_bytes: if there is a lead: when more bytes than this are on their way to a party, it gets the positions
+            of the entries immediately and reads none of them before they arrive. 0 turns this off.
+    """
+
+    lead: int = 0
+    hubs: tuple[tuple[int, ...], ...] = ()
+    barrier_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +119,18 @@ class Exchange:
 
     Attributes:
         members: ranks that take part, including this one.
-        quorum: merge when this number of members have contributed, and drop later contributions; None waits for all. A
-            member whose round is closed catches up like a newcomer: it takes state and clock of the newest round.
-        grace: time that a quorum still waits for the others, as a part of the time that its first member has waited.
+        quorum: the members that are enough; None waits for all.
         select: the entries that travel; the others stay and accumulate. None sends all entries.
         parties: ranks that hold one replica together and contribute once. The first of each sends, and passes on the
             result. They divide ``members``. Empty: each member is a party. With servers each party has its own server,
             which sends updates when the least clock of its members advances, and adds the updates of other parties.
-        write_back: how the outcome of a background exchange enters the replica.
-        lead: steps that this worker may take before the selected entries of the others have arrived. The plan has a
-            matching wait. 0 waits for all of them.
-        barrier_bytes: for selected entries with a lead: when more bytes than this are on their way to a party, it gets
-            the positions of the entries immediately and reads none of them before they arrive. 0 turns this off.
+        background: for a background exchange.
+        far: for selected entries that travel between parties.
         piece: (number of the piece, number of pieces): only this piece of the parameters is exchanged; pieces have
             nearly equal lengths. None exchanges all parameters.
-        groups: for sums of selected entries: groups of the first member of each party. Inside a group all send to all.
-            The first of a group, its hub, exchanges sums with the other hubs. Empty: all parties send to all.
         delay: for a piece, or for selected entries of deltas: steps that all members take while the exchange is in
             flight. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
             that was contributed. 0 waits immediately.
-        load: for a background exchange: the largest part of a worker's training time that such exchanges may cost; one
-            that would cost more starts later. 1 runs them back to back.
     """
 
     payload: Payload
@@ -108,17 +138,13 @@ class Exchange:
     merge: Merge
     moment: Moment
     via: Via = Via.GROUP
-    quorum: int | None = None
-    grace: float = 0.0
+    quorum: Quorum | None = None
     select: Selection | None = None
     parties: tuple[tuple[int, ...], ...] = ()
-    write_back: WriteBack = WriteBack()
-    lead: int = 0
-    groups: tuple[tuple[int, ...], ...] = ()
-    barrier_bytes: float = 0.0
+    background: Background = Background()
+    far: Far = Far()
     piece: tuple[int, int] | None = None
     delay: int = 0
-    load: float = 1.0
 
     def __post_init__(self) -> None:
         if (self.payload is Payload.GRADIENT) != (self.moment is Moment.BACKWARD):
@@ -136,19 +162,18 @@ class Exchange:
                 f"of the parameters, or what was picked of movements, comes to among the workers can enter some steps "
                 f"later, and nothing else"
             )
-        if self.quorum is not None and not 1 <= self.quorum <= len(self.members):
+        if self.quorum is not None and not 1 <= self.quorum.count <= len(self.members):
             most = len(self.members)
-            raise ConfigError(f"a quorum of {self.quorum} does not fit {most} members: use 1 to {most}")
-        if sorted(rank for group in self.groups for rank in group) != sorted(
-            party[0] for party in self.parties if self.groups
-        ):
-            raise ConfigError(f"groups {self.groups} do not divide the first of each of the parties {self.parties}")
+            raise ConfigError(f"a quorum of {self.quorum.count} does not fit {most} members: use 1 to {most}")
+        hubs = self.far.hubs
+        if sorted(rank for group in hubs for rank in group) != sorted(party[0] for party in self.parties if hubs):
+            raise ConfigError(f"groups {hubs} do not divide the first of each of the parties {self.parties}")
         if self.parties and sorted(rank for party in self.parties for rank in party) != sorted(self.members):
             raise ConfigError(f"parties {self.parties} do not divide the members {self.members}")
 
     @property
     def beside(self) -> bool:
-        return self.moment is Moment.BACKGROUND or self.lead > 0 or self.delay > 0
+        return self.moment is Moment.BACKGROUND or self.far.lead > 0 or self.delay > 0
 
 
 def overlapping(one: Exchange) -> ConfigError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan, Via
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, Quorum, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, whole
 from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy
@@ -45,6 +45,6 @@ class Backup(SyncPolicy):
             moment=Moment.BACKWARD,
             via=Via.SERVER,
             # Workers may leave until fewer than ``spares`` + 1 are left; a step still needs one gradient.
-            quorum=max(1, len(members) - self.spares),
+            quorum=Quorum(count=max(1, len(members) - self.spares)),
         )
         return StepPlan(exchanges=(mean,))

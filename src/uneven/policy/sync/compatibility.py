@@ -8,6 +8,7 @@ from __future__ import annotations
 from uneven.policy.balance import Balancer, Even, balancers
 from uneven.policy.core.actions import (
     Add,
+    Background,
     Combined,
     Exchange,
     Mean,
@@ -16,7 +17,6 @@ from uneven.policy.core.actions import (
     Significant,
     StepPlan,
     Via,
-    WriteBack,
 )
 from uneven.policy.core.registry import describe
 from uneven.policy.sync._parts import Members
@@ -128,7 +128,7 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     if copy is not None and plan.exchanges and served(plan) != copy:
         return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
     if not served(plan):
-        if plan.waits and not any(one.lead for one in plan.exchanges):
+        if plan.waits and not any(one.far.lead for one in plan.exchanges):
             return "it lets steps wait for clocks, which only a parameter server can tell"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
     # At most two exchanges: the site's own server, then one between the servers of all sites.
@@ -165,7 +165,7 @@ def _refused_of_copy(one: Exchange) -> str | None:
 
 
 def _refused_between(one: Exchange) -> str | None:
-    if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.groups or one.barrier_bytes:
+    if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.far.hubs or one.far.barrier_bytes:
         return "parameter servers of sites tell each other what is significant, without hubs and without a barrier"
     return _refused_picked(one) if one.merge == Add() else "parameter servers add what others tell them as it is"
 
@@ -189,7 +189,7 @@ def _refused(one: Exchange) -> str | None:
     kind = type(one.merge).__name__
     if one.merge.combined is Combined.SUM or one.payload not in one.merge.payloads:
         return f"{kind} does not merge parameters: take a mean, block momentum or an elastic pull"
-    if one.merge.combined is Combined.CENTRE and one.write_back != WriteBack():
+    if one.merge.combined is Combined.CENTRE and one.background != Background(load=one.background.load):
         return f"{kind} says what each replica is moved by, so there is no one outcome to write back in another way"
     if one.moment is Moment.BACKGROUND and one.parties:
         return "parties speak with one voice in the foreground only"

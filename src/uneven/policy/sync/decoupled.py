@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan, Via
+from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whole
@@ -71,7 +71,6 @@ class Decoupled(SyncPolicy):
             merge=self._merge,
             moment=Moment.BACKGROUND,
             via=Via.SERVER,
-            quorum=min(self.quorum, len(members)),
-            grace=self.grace,
+            quorum=Quorum(count=min(self.quorum, len(members)), grace=self.grace),
         )
         return StepPlan(exchanges=(one,))

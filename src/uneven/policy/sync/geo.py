@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from uneven.errors import ConfigError
-from uneven.policy.core.actions import Add, Exchange, Moment, Payload, Significant, StepPlan, Via, Wait
+from uneven.policy.core.actions import Add, Exchange, Far, Moment, Payload, Significant, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, flag, number, whole
 from uneven.policy.sync.groups import by_site
@@ -142,9 +142,11 @@ class Geo(WrappingPolicy):
             moment=Moment.STEP,
             via=Via.SERVER if self._paced else Via.GROUP,
             select=select,
-            lead=self.lead,
-            groups=_groups(view, homes) if self.hubs else (),
-            barrier_bytes=1e3 * self.barrier_kb,
+            far=Far(
+                lead=self.lead,
+                hubs=_groups(view, homes) if self.hubs else (),
+                barrier_bytes=1e3 * self.barrier_kb,
+            ),
         )
 
     def _waits(self, view: SyncView, near: StepPlan) -> tuple[Wait, ...]:

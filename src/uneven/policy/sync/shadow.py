@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from uneven.errors import ConfigError
-from uneven.policy.core.actions import Combined, Moment, Payload, StepPlan, WriteBack
+from uneven.policy.core.actions import Background, Combined, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import number
 from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPolicy, policies
@@ -49,7 +49,7 @@ class Shadow(WrappingPolicy):
         self.write_back = write_back
         self.alpha = number("shadow", "alpha", _ALPHA[write_back] if alpha is None else alpha, "(0, 1]")
         self.load = number("shadow", "load", load, "(0, 1]")
-        self._back = WriteBack(self.alpha, lerp=write_back == "lerp")
+        self._background = Background(load=self.load, alpha=self.alpha, lerp=write_back == "lerp")
         self._last: tuple[StepPlan, StepPlan] | None = None
 
     def plan(self, view: SyncView) -> StepPlan:
@@ -64,7 +64,7 @@ class Shadow(WrappingPolicy):
                     f"delay of its own, as in diloco:fragments=4,delay=2"
                 )
             moved = tuple(
-                replace(one, moment=Moment.BACKGROUND, write_back=self._back, load=self.load) for one in plan.exchanges
+                replace(one, moment=Moment.BACKGROUND, background=self._background) for one in plan.exchanges
             )
             last = self._last = (plan, StepPlan(exchanges=moved))
         return last[1]

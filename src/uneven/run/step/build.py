@@ -256,13 +256,13 @@ def _between_sites(context: Context, parties: Sequence[Members], agreement: PerS
 
 def _entries(context: Context, model: nn.Module) -> EntriesExchange | None:
     """Return the exchange of picked entries; None if no entries are picked, or in a single-process run."""
-    far = next((one for one in _first_exchanges(context) if one.select is not None), None)
+    picking = next((one for one in _first_exchanges(context) if one.select is not None), None)
     roll = context.connection.roll
-    if far is None or roll is None:
+    if picking is None or roll is None:
         return None
-    rank, parties, connection = context.rank, far.parties, context.connection
+    rank, parties, connection = context.rank, picking.parties, context.connection
     flat = Flat([one for one in model.parameters() if one.requires_grad])
-    two_ways = far.barrier_bytes > 0 and rank in (party[0] for party in parties)
+    two_ways = picking.far.barrier_bytes > 0 and rank in (party[0] for party in parties)
     post = _open_post(context, roll, peers_of(rank, parties), flat.size, two_ways=two_ways)
     # A site's name only if each party is a site: otherwise names would not be unique in the traffic book.
     names = [

@@ -11,7 +11,18 @@ from uneven.cluster.pure.simulate import Arithmetic
 from uneven.cluster.pure.simulate.members import ByMembers, Clocks, MemberHistory, Members
 from uneven.cluster.pure.simulate.virtual_exchanges import ExchangeShape, kind_of
 from uneven.errors import TrainingError
-from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Significant, StepPlan, Via, Wait
+from uneven.policy.core.actions import (
+    Add,
+    Exchange,
+    Mean,
+    Moment,
+    Payload,
+    Quorum,
+    Significant,
+    StepPlan,
+    Via,
+    Wait,
+)
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync import SyncPolicy
 
@@ -257,7 +268,7 @@ def test_the_kinds_of_exchanges() -> None:
         return kind_of(Exchange(**(base | rest)))  # type: ignore[arg-type]
 
     assert kind() is ExchangeShape.RING
-    assert kind(quorum=1) is ExchangeShape.TOGETHER
+    assert kind(quorum=Quorum(count=1)) is ExchangeShape.TOGETHER
     assert kind(via=Via.SERVER) is ExchangeShape.TOGETHER
     assert kind(via=Via.SERVER, merge=Add()) is ExchangeShape.APART
     assert kind(moment=Moment.BACKGROUND, merge=Add()) is ExchangeShape.TELL

@@ -24,6 +24,7 @@ from uneven.policy.core.actions import (
     Merge,
     Moment,
     Payload,
+    Quorum,
     Significant,
     StepPlan,
     Via,
@@ -223,7 +224,7 @@ class One(SyncPolicy):
         moment = Moment.BACKWARD if self.payload is Payload.GRADIENT else Moment.STEP
         odd = Exchange(
             payload=self.payload, members=view.members, merge=self.merge, moment=moment, select=self.select,
-            quorum=self.quorum,
+            quorum=self.quorum and Quorum(count=self.quorum),
         )  # fmt: skip
         return StepPlan(exchanges=(odd,))
 

@@ -14,16 +14,17 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.balance import Even, LbBsp, balancers
 from uneven.policy.core.actions import (
     Add,
+    Background,
     Elastic,
     Exchange,
     Mean,
     Moment,
     Payload,
+    Quorum,
     Significant,
     StepPlan,
     Via,
     Wait,
-    WriteBack,
 )
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
@@ -220,6 +221,7 @@ def test_what_no_real_run_carries_is_refused_with_the_nearest_that_one_does(some
 
 
 _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
+_FIRST = Quorum(count=1)
 _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties=((0,), (1,)))
 
 
@@ -227,7 +229,7 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
     ("one", "why"),
     [
         (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
-        (replace(_MEAN, quorum=1), "leaves who is late behind"),
+        (replace(_MEAN, quorum=_FIRST), "leaves who is late behind"),
         (replace(_MEAN, payload=Payload.DELTA, moment=Moment.BACKGROUND), "of movements in full"),
         (replace(_MEAN, payload=Payload.DELTA, merge=OuterMovement(), parties=((0,), (1,))), "each worker for itself"),
         (replace(_MEAN, payload=Payload.DELTA, merge=Add()), "the mean is merged"),
@@ -240,7 +242,7 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
         (replace(_PICKED, merge=Add(0.5)), "the mean is taken, or they are added as they are"),
         (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
         (
-            replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, write_back=WriteBack(lerp=True)),
+            replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, background=Background(lerp=True)),
             "Elastic says what each replica is moved by",
         ),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
@@ -265,9 +267,9 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
         (StepPlan(exchanges=(_PUSH, _PUSH)), "one exchange of all in a step"),
         (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits are for all"),
         (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
-        (StepPlan(exchanges=(replace(_PUSH, quorum=1),)), "of the first so many the parameter server averages"),
+        (StepPlan(exchanges=(replace(_PUSH, quorum=_FIRST),)), "of the first so many the parameter server averages"),
         (
-            StepPlan(exchanges=(replace(_PUSH, merge=OuterMovement(), quorum=1),)),
+            StepPlan(exchanges=(replace(_PUSH, merge=OuterMovement(), quorum=_FIRST),)),
             "in the background takes an outer step on movements",
         ),
         (

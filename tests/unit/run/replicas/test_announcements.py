@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from uneven.errors import PeerError
-from uneven.policy.core.actions import Add, Exchange, Moment, Payload, Significant
+from uneven.policy.core.actions import Add, Exchange, Far, Moment, Payload, Significant
 from uneven.policy.select import Picked
 from uneven.run.lines.traffic import Traffic, TrafficBook
 from uneven.run.replicas.flat import Flat
@@ -72,7 +72,7 @@ def speakers(line: SlowLine) -> list[tuple[nn.Parameter, EntriesExchange]]:
 def far(kb: float) -> Exchange:
     return Exchange(
         payload=Payload.DELTA, members=(0, 1), merge=Add(), moment=Moment.STEP, select=Significant(0.01),
-        parties=((0,), (1,)), lead=3, barrier_bytes=1e3 * kb,
+        parties=((0,), (1,)), far=Far(lead=3, barrier_bytes=1e3 * kb),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.core.actions import (
+    Background,
     BlockMomentum,
     Elastic,
     Exchange,
@@ -18,7 +19,6 @@ from uneven.policy.core.actions import (
     Moment,
     Payload,
     StepPlan,
-    WriteBack,
 )
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
@@ -157,7 +157,7 @@ def test_a_mean_must_not_keep_what_its_outcome_is_stored_as() -> None:
 
 def test_what_was_learnt_meanwhile_is_kept_or_lost_in_part() -> None:
     found = {}
-    for back in (WriteBack(), WriteBack(0.5), WriteBack(0.5, lerp=True)):
+    for back in (Background(), Background(alpha=0.5), Background(alpha=0.5, lerp=True)):
         model = normed(2.0)
         one = Replica(model)
         one.expect([BlockMomentum(0.0)], centre=True)
@@ -169,7 +169,7 @@ def test_what_was_learnt_meanwhile_is_kept_or_lost_in_part() -> None:
 
         beyond = Exchange(
             payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.0), moment=Moment.BACKGROUND,
-            write_back=back,
+            background=back,
         )  # fmt: skip
         one.meet(beyond, 1, total)
         found[back] = one.flat.read()[0].item()

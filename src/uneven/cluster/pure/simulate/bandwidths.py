@@ -32,7 +32,7 @@ class Bandwidths:
 
     def sent(self, rank: int, exchange: Exchange, size_bytes: float) -> None:
         """Record the size of a worker's message to each other site, unless hubs forward it."""
-        if not exchange.groups and self._speaks(rank, exchange):
+        if not exchange.far.hubs and self._speaks(rank, exchange):
             self.more(rank, size_bytes * (len(exchange.parties) - 1))
 
     def more(self, rank: int, sent_bytes: float) -> None:

@@ -81,7 +81,7 @@ class Rings:
 
     def _launch(self, meeting: Round) -> None:
         meeting.launched = True
-        if meeting.exchange.groups:
+        if meeting.exchange.far.hubs:
             meeting.parts = _LEGS
         if meeting.exchange.moment is Moment.BACKWARD and meeting.exchange.select is None:
             meeting.parts = self._stage.buckets
@@ -116,7 +116,7 @@ class Rings:
         # Each sends its entries to all others; with hubs first inside the groups, then from hub to hub, then into the
         # groups.
         stage, one = self._stage, meeting.exchange
-        divided = one.groups or (here,)
+        divided = one.far.hubs or (here,)
         groups = [group for group in ([rank for rank in group if rank in here] for group in divided) if group]
         own = {rank: stage.size_bytes(rank, one) for rank in here}
         told = {group[0]: stage.together_bytes(group, one) for group in groups}
@@ -130,7 +130,7 @@ class Rings:
                 for hub in told
             }
             sends = [(group[0], rank, rest[group[0]]) for group in groups for rank in group[1:]]
-        for rank, _, size_bytes in sends if one.groups else ():
+        for rank, _, size_bytes in sends if one.far.hubs else ():
             stage.bandwidths.more(rank, size_bytes)
         if meeting.bucket == len(meeting.parts) - 1:
             self._own_sides(meeting, lambda: RingPieces.at_once(len(here)))

@@ -61,7 +61,7 @@ class Round:
     def complete(self) -> bool:
         """True if the round waits for no further member."""
         quorum = self.exchange.quorum
-        return bool(self.arrived) and (not self.missing or (quorum is not None and len(self.arrived) >= quorum))
+        return bool(self.arrived) and (not self.missing or (quorum is not None and len(self.arrived) >= quorum.count))
 
     def arrive(self, worker: Worker, clock: int) -> None:
         """Add a contribution of the step at this clock, unless the round is closed."""

@@ -64,7 +64,7 @@ class SiteMessages:
             letter = SiteMessage(exchange, content, step, size_bytes)
             line.letters.append(letter)
             line.unconfirmed_bytes += size_bytes
-            if exchange.barrier_bytes and line.unconfirmed_bytes > exchange.barrier_bytes:
+            if exchange.far.barrier_bytes and line.unconfirmed_bytes > exchange.far.barrier_bytes:
                 stage.network.start(line.route, size_bytes * _places(exchange), self._barred, letter)
             if line.flow is None:
                 self._depart(line)

@@ -62,7 +62,7 @@ class VirtualExchanges:
         if kind_of(one) is ExchangeShape.BETWEEN:
             self._copies.pushed(worker, one)
             return True
-        if one.lead and kind_of(one) is ExchangeShape.TELL:
+        if one.far.lead and kind_of(one) is ExchangeShape.TELL:
             self._write(worker, one)
             return True
         if one.beside and not self._takes_off(worker, one):
@@ -122,11 +122,11 @@ class VirtualExchanges:
         # At most one exchange of a kind in transit, and only as often as its load allows.
         flight = id(group), one.payload
         now_s = self._stage.queue.now_s
-        if flight in worker.flying or (one.load < 1.0 and now_s < worker.paid_s):
+        if flight in worker.flying or (one.background.load < 1.0 and now_s < worker.paid_s):
             # The next one that starts carries this step too.
             worker.owing.setdefault(flight, worker.clock)
             return False
-        worker.paid_s = now_s + worker.machine.exchange_work_s / one.load
+        worker.paid_s = now_s + worker.machine.exchange_work_s / one.background.load
         worker.flying[flight] = worker.owing.pop(flight, worker.clock)
         return True
 

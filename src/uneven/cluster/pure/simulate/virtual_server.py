@@ -120,10 +120,11 @@ class Servers:
     def _graces(self, meeting: Round) -> bool:
         # The grace window is proportional to the time that the quorum took; see :class:`uneven.policy.sync.Decoupled`.
         now_s = self._stage.queue.now_s
-        if not meeting.missing or not meeting.exchange.grace:
+        quorum = meeting.exchange.quorum
+        if not meeting.missing or quorum is None or not quorum.grace:
             return False
         if math.isnan(meeting.due_s):
-            meeting.due_s = now_s + meeting.exchange.grace * (now_s - meeting.opened_s)
+            meeting.due_s = now_s + quorum.grace * (now_s - meeting.opened_s)
             self._stage.queue.at(meeting.due_s, self.recheck, meeting)
         return now_s < meeting.due_s
 

@@ -134,7 +134,7 @@ class Exchanges:
     def free_for(self, exchange: Exchange) -> bool:
         """Return whether it may start in the background: nothing is under way, and its load allows it.
         Raises :class:`TrainingError` if an exchange there has failed."""
-        return self._shadow.free(1.0 if self.urgent else exchange.load)
+        return self._shadow.free(1.0 if self.urgent else exchange.background.load)
 
     @property
     def idle(self) -> bool:
@@ -284,7 +284,7 @@ class Exchanges:
 
     def begin(self, order: Order) -> None:
         """Start an exchange in the background and return immediately; no other may be under way there."""
-        self._shadow.offer(order, order.exchange.load)
+        self._shadow.offer(order, order.exchange.background.load)
 
     def rest(self, order: Order) -> None:
         """Finish the exchanges in the background, on all workers; see :class:`ShadowThread`."""

@@ -241,7 +241,7 @@ class Replica:
             own_finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
             # From here on this replica holds another worker's NaN, which this worker must not report as its own.
             finite = self._spoilt = own_finite or self._spoilt
-        back = exchange.write_back
+        back = exchange.background
         if central:
             with self._changing:
                 self._kept, _ = merge.combine(self._of(merge), vector[:-EXTRA], weight_in(vector), in_place=True)
@@ -352,7 +352,7 @@ class Replica:
         """Write into the replica, which has changed since a background exchange read it; overwrites ``sent``."""
         if self.merged is not None:
             self.merged.copy_(outcome)
-        back = exchange.write_back
+        back = exchange.background
         if exchange.moment is not Moment.BACKGROUND:
             self.flat.write(outcome)
         elif back.lerp:

@@ -65,14 +65,14 @@ class OuterMerges:
         Returns:
             The replica as it was sent, and the copy after the merge, each of shape (size,).
         """
-        exchange, own = order.exchange, self._sent
-        if own is None or not _is_one(exchange):
+        exchange, own, quorum = order.exchange, self._sent, order.exchange.quorum
+        if own is None or quorum is None or exchange.payload is not Payload.DELTA:
             return None
         served = exchange.merge.served_step()
         assert served is not None, "refused before it came here"
         momentum, rate = served
         weight = max(exchange.merge.weight(order.samples), _LEAST)
-        how = OuterStep(weight=weight, quorum=exchange.quorum or 1, momentum=momentum, grace=exchange.grace)
+        how = OuterStep(weight=weight, quorum=quorum.count, momentum=momentum, grace=quorum.grace)
         return own, self._copy.merge(order.clock - 1, rate * self._copy.moved(own), how)
 
 
@@ -95,9 +95,10 @@ def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], sh
     if shards <= 2:
         return
     for exchange in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges if _is_one(one)):
-        if exchange.quorum is not None and 1 < exchange.quorum < len(exchange.members):
+        quorum = exchange.quorum
+        if quorum is not None and 1 < quorum.count < len(exchange.members):
             raise ConfigError(
-                f"sync = {describe(policy)} through {shards} shards: each takes its quorum of {exchange.quorum} of "
+                f"sync = {describe(policy)} through {shards} shards: each takes its quorum of {quorum.count} of "
                 f"{len(exchange.members)} by itself, so all workers could wait for each other at different ones for "
                 f"ever; use --servers 2 or fewer, or quorum={len(exchange.members)}"
             )

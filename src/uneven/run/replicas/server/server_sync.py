@@ -228,12 +228,12 @@ class ServerSync:
         for exchange in self._in_step:
             self._meet(self._order(exchange), due)
         for exchange in self._background:
-            if self._shadow.free(exchange.load):
+            if self._shadow.free(exchange.background.load):
                 order = self._order(exchange)
                 self._gives(order)
                 self._noted = self.copy.read() if self.claims.notes else None
                 self._outer.order(exchange)
-                self._shadow.offer(order, exchange.load)
+                self._shadow.offer(order, exchange.background.load)
             else:
                 self._dropped += 1
 
@@ -297,7 +297,7 @@ class ServerSync:
         self._gives(order)
         try:
             if quorum is not None:
-                outcome, late = self.copy.contribute(quorum, own, order.samples)
+                outcome, late = self.copy.contribute(quorum.count, own, order.samples)
                 order = replace(order, dropped=order.dropped + int(late > 0))
             else:
                 outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)

@@ -151,18 +151,18 @@ class BetweenSites:
 
     def _tell(self, moved: Array, meetings: int) -> int:
         """Send the significant part of the copy's movement; return how far a site may lead."""
-        far = self._plans.at(max(0, self._clock - 1)).exchanges[-1]
-        assert far.select is not None
+        exchange = self._plans.at(max(0, self._clock - 1)).exchanges[-1]
+        assert exchange.select is not None
         picked = Picked(len(moved), np.zeros(0, np.int64), moved[:0])
         if moved.any():  # otherwise nothing new can be significant
             self._sums.add(moved)
-            picked = self._sums.take(self._threshold.within(far.select), self._base, self._rate())
+            picked = self._sums.take(self._threshold.within(exchange.select), self._base, self._rate())
         message = _HEAD.pack(self._epochs, meetings) + pack(picked, self._clock)
         for other in self._others:
             self._post.send(other.speaker, message)
             other.traffic.sent_bytes += len(message)
         self._threshold.sent_bytes = len(message) * len(self._others)
-        return far.lead
+        return exchange.far.lead
 
     def _hear(self, lead: int, news: SiteNews) -> Array:
         """Return the sum, shape (size,), of updates that lead by at most ``lead``, and of those that must be waited

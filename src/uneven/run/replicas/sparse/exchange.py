@@ -152,7 +152,7 @@ class EntriesExchange:
         Raises :class:`PeerError` for an absent worker or damaged message, :class:`TrainingError` if steps differ."""
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
-        if exchange.lead or exchange.groups:
+        if exchange.far.lead or exchange.far.hubs:
             return self._meet_by_way(exchange, moved, own, movement, finite)
         if exchange.select.whole and exchange.merge.combined is Combined.SUM:
             return self._meet_whole(own, movement, moved.clock, finite)
@@ -253,9 +253,9 @@ class EntriesExchange:
             self._sums.add(movement)
             picked = self._sums.take(self._threshold.within(exchange.select), own, moved.rate)
             self._picked = picked.part
-        if exchange.groups:
+        if exchange.far.hubs:
             far = self._far_bytes()
-            own += self._by_hubs(exchange.groups, picked, moved.clock)
+            own += self._by_hubs(exchange.far.hubs, picked, moved.clock)
             self._threshold.sent_bytes = self._far_bytes() - far
         else:
             if self._clock < 0:
@@ -263,10 +263,10 @@ class EntriesExchange:
             self._clock = moved.clock
             if picked is not None:
                 message = pack(picked, moved.clock, moved.weight)
-                if exchange.barrier_bytes:
-                    self._announcing(exchange.barrier_bytes).leaves(picked, len(message))
+                if exchange.far.barrier_bytes:
+                    self._announcing(exchange.far.barrier_bytes).leaves(picked, len(message))
                 self._threshold.sent_bytes = self._send(message)
-            own += self._heard(moved.clock, moved.clock - exchange.lead)
+            own += self._heard(moved.clock, moved.clock - exchange.far.lead)
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
 
     def _far_bytes(self) -> int:
