@@ -74,8 +74,8 @@ def test_ssp_waits_for_clock_minus_s(page: SimpleNamespace) -> None:
 
 
 def test_backup_has_a_quorum_and_never_an_empty_one(page: SimpleNamespace) -> None:
-    assert page.Backup(1).plan(view()).exchanges[0].quorum == 3
-    assert page.Backup(9).plan(view()).exchanges[0].quorum == 1
+    assert page.Backup(1).plan(view()).exchanges[0].quorum == Quorum(count=3)
+    assert page.Backup(9).plan(view()).exchanges[0].quorum == Quorum(count=1)
 
 
 def test_local_sgd_exchanges_after_every_so_many_steps(page: SimpleNamespace) -> None:

@@ -51,7 +51,7 @@ class Replicas:
             before = {rank: self.x[rank].copy() for rank in self.members}
             everything = [one for rank in self.members for one in plans[rank].exchanges]
             for one in dict.fromkeys(one for one in everything if one.payload is Payload.GRADIENT):
-                heard = one.members[: one.quorum]
+                heard = one.members[: one.quorum.count if one.quorum else None]
                 mean = self._mean(gradients, heard, self.shares)
                 gradients.update(dict.fromkeys(one.members, mean))
             for rank in self.members:

@@ -79,7 +79,7 @@ def test_ssp_is_asp_with_a_wait() -> None:
 
 
 def test_backup_does_without_the_spares_but_never_without_all() -> None:
-    assert [only(Backup(spares=spares)).quorum for spares in (0, 1, 3, 4, 9)] == [4, 3, 1, 1, 1]
+    assert [only(Backup(spares=spares)).quorum.count for spares in (0, 1, 3, 4, 9)] == [4, 3, 1, 1, 1]
     one = only(Backup())
     assert (one.payload, one.via, one.moment, one.merge) == (Payload.GRADIENT, Via.SERVER, Moment.BACKWARD, Mean())
 

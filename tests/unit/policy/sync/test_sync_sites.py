@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.policy.core.actions import Add, Mean, Moment, Payload, Significant, StepPlan, TopK, Via, Wait
+from uneven.policy.core.actions import Add, Far, Mean, Moment, Payload, Significant, StepPlan, TopK, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync import policies, refused, unsited
 from uneven.runtime.world import discover
@@ -55,7 +55,7 @@ def test_gaia_averages_inside_and_adds_between_sites() -> None:
     assert (far.payload, far.members, far.parties) == (Payload.DELTA, (0, 1, 2, 3), ((0, 2), (1, 3)))
     assert (far.moment, far.select) == (Moment.STEP, Significant(0.02, by_rate=True))
     assert plan("geo").divided
-    assert plan("geo:lead=2,barrier_kb=8").exchanges[-1].barrier_bytes == 8000
+    assert plan("geo:lead=2,barrier_kb=8").exchanges[-1].far.barrier_bytes == 8000
     assert not plan("geo:divide=false").divided
 
 
@@ -64,7 +64,7 @@ def test_a_site_at_its_own_pace_pushes_at_home_and_its_copy_tells_the_others() -
     assert (near.payload, near.members, near.via, near.merge) == (Payload.DELTA, (1, 3), Via.SERVER, Add(1 / 4))
     assert plan("geo:ssp:divide=false").exchanges[0].merge == Add(1 / 2)
     assert (far.members, far.parties, far.via) == ((0, 1, 2, 3), ((0, 2), (1, 3)), Via.SERVER)
-    assert (far.select, far.merge, far.lead) == (Significant(0.02, by_rate=True), Add(), 0)
+    assert (far.select, far.merge, far.far.lead) == (Significant(0.02, by_rate=True), Add(), 0)
     assert not plan("geo:ssp:staleness=2").divided, "its scale does that"
     assert not plan("geo:ssp:staleness=2", 2).waits
     everybody = (0, 1, 2, 3)
@@ -82,7 +82,7 @@ def test_what_sites_at_their_own_pace_exchange_is_carried_and_nothing_like_it() 
     assert refused(carried) is None
     for other in (
         (near, replace(far, via=Via.GROUP)), (near, replace(far, select=TopK(0.1))), (near, replace(far, merge=Mean())),
-        (near, replace(far, barrier_bytes=8.0)), (near, replace(far, moment=Moment.BACKGROUND)), (near, far, far),
+        (near, replace(far, far=Far(barrier_bytes=8.0))), (near, replace(far, moment=Moment.BACKGROUND)), (near, far, far),
         (replace(near, members=(0, 1, 2, 3)), far),
     ):  # fmt: skip
         assert refused(StepPlan(exchanges=other)), other
