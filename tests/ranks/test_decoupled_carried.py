@@ -137,10 +137,10 @@ class Learner:
         self.run.optimizer.zero_grad()
         self._go.clear()
         self._posted.clear()
-        before = self.served._shadow._order
+        before = self.served._thread._job
         next(self._batches)
         self._passes()
-        if self.served._shadow._order not in (None, before):
+        if self.served._thread._job not in (None, before):
             self._posted.wait()
             self.served.copy.client.pull().result()
         self._go.set()
@@ -151,7 +151,7 @@ class Learner:
         client.pull().result()  # which comes after it
         with client._changed:
             waits = any(one.kind is Kind.MOVEMENT for link in client._links.values() for one in link.waiting.values())
-        while not (waits or self.served._shadow.idle):
+        while not (waits or self.served._thread.free()):
             time.sleep(0.001)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import uneven
 from uneven.policy.core.registry import parse_spec
 from uneven.policy.samples.order import epoch_order
 from uneven.policy.sync import Pace, policies
-from uneven.run.replicas.peers.background_thread import ShadowThread
+from uneven.run.replicas.peers.background_thread import BackgroundThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import HIVEMIND, TORCHFT
 from uneven_bench.workloads.base import whole
@@ -100,27 +101,27 @@ class Bare(NoExchange):
         super().__init__(model, data, batch, seed)
         self._zeros = torch.zeros(sum(one.numel() for one in model.parameters()) + 1)
         self._group: Any = dist.new_group()
-        self._shadow: ShadowThread[int] = ShadowThread(self._meet)
+        self._thread = BackgroundThread()
 
     def _fetch(self) -> None:
         """Begin a sum, if none is under way."""
         super()._fetch()
-        if self._shadow.idle:
-            self._shadow.offer(0)
+        if self._thread.free():
+            self._thread.launch(self._meet)
 
-    def _meet(self, order: int, resting: bool) -> bool:
+    def _meet(self, resting: bool = False) -> bool:
         self._zeros[-1] = float(resting)
         dist.all_reduce(self._zeros, group=self._group, async_op=True).wait()
         return round(float(self._zeros[-1])) == dist.get_world_size()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        self._shadow.rest(0)
+        self._thread.rest(partial(self._meet, resting=True))
         yield
 
     def close(self) -> None:
-        self._shadow.rest(0)
-        self._shadow.close()
+        self._thread.rest(partial(self._meet, resting=True))
+        self._thread.close()
 
 
 class Ours(SyncArm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -190,8 +189,7 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
         now = part(iteration, 4)
         step(one, now, model, optimizer)
         one.after(now, leaving=False)
-        while not one._exchanges._shadow.idle:  # what is begun lands before the next step
-            time.sleep(0.001)
+        one._exchanges._thread.wait()  # what is begun lands before the next step
     one.leave(failed=False)  # all come to rest, which is an exchange of the steps that no other one has had
     assert len(said) == exchanges
     assert sum(exchange.gap for exchange in said) == 12
@@ -225,8 +223,8 @@ def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, patience_s: float
 ) -> None:
     told: list[float] = []
-    shadow = "uneven.run.replicas.peers.peer_exchanges.ShadowThread"
-    monkeypatch.setattr(shadow, lambda meet, gather, patience: told.append(patience))
+    shadow = "uneven.run.replicas.peers.peer_exchanges.BackgroundThread"
+    monkeypatch.setattr(shadow, told.append)
     Exchanges(
         Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, book=TrafficBook(),
         observer=Nobody(), clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,

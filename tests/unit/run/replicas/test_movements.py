@@ -36,7 +36,7 @@ def replica() -> tuple[nn.Parameter, Replica]:
     model = nn.Linear(2, 1, bias=False)
     model.weight.data.fill_(1.0)
     one = Replica(model)
-    one.expect([FAR.merge], centre=False, moved=[NEAR.merge])
+    one.expect([FAR.merge], centre=True, moved=[NEAR.merge])
     one.begin()
     return model.weight, one
 
@@ -48,9 +48,11 @@ def test_what_came_from_others_does_not_count_as_moved() -> None:
     one.meet(NEAR, 1.0, total)
     assert given[0].tolist() == [1.0, 1.0]
     assert weight.tolist() == [[1 + 2 + 0.5 * 2, 1 + 1 + 0.5 * 1]], "η (G + μ V), and V = G the first time"
+    assert one.centre.tolist() == [1.0, 1.0], "as it began: not all have met"
     total, given = with_other([0.0, 0.5])
     one.meet(FAR, 1.0, total)
     assert weight.tolist() == [[2.0, 1.5]]
+    assert one.centre.tolist() == [2.0, 1.5]
     weight.data += 0.25
     total, given = with_other([0.25, 0.25])
     one.meet(NEAR, 1.0, total)

@@ -45,6 +45,65 @@ def beside(other: Tensor):  # type: ignore[no-untyped-def]
     return total
 
 
+class LastMean(Merge):
+    """Keeps the mean as it was given, and moves every replica by its change."""
+
+    def begin(self, start: Tensor) -> Kept:
+        return {"last": start}
+
+    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+        return {"last": given}, 2 * given - kept["last"]
+
+
+def test_what_a_merge_keeps_outlives_the_memory_of_the_exchange() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    one = Replica(model)
+    one.expect([LastMean()], centre=False)
+    one.begin()
+    for other, expected in ((3.0, 3.0), (5.0, 6.0)):  # means 2 and 4, and 2 · 2 - 1 and 2 · 4 - 2
+        one.meet(exchange(LastMean()), 1, beside(torch.full((2,), other)))
+        assert model.weight.tolist() == [[expected] * 2]
+
+
+def test_a_newcomer_may_meet_the_others_before_its_first_step() -> None:
+    one = Replica(normed())
+    one.expect([Mean()], centre=False)
+    one.meet(exchange(Mean()), 1, beside(torch.full((8,), 3.0)))
+    assert one.flat.read().tolist() == [2.0] * 4 + [1.5] * 2 + [2.0] * 2
+
+
+class LastMeanOfAll(LastMean):
+    whole = True
+
+
+def test_statistics_are_merged_like_parameters_where_the_merge_says_so() -> None:
+    one = Replica(normed())
+    one.expect([LastMeanOfAll()], centre=False)
+    one.begin()
+    one.meet(exchange(LastMeanOfAll()), 1, beside(torch.full((8,), 3.0)))
+    assert one.flat.read().tolist() == [3.0] * 6 + [3.0] * 2, "variances too: 2 · 2 - 1"
+    assert one.flat.read()[4:6].tolist() == [3.0] * 2, "and means: 2 · 1.5 - 0"
+
+
+class Forgetful(LastMean):
+    """Says that it keeps nothing, and returns something to keep."""
+
+    begin = Merge.begin
+
+    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+        assert not kept
+        return {"last": given}, given
+
+
+def test_what_a_merge_did_not_announce_is_not_kept() -> None:
+    one = Replica(normed())
+    one.expect([Forgetful()], centre=False)
+    one.begin()
+    one.meet(exchange(Forgetful()), 1, beside(torch.full((8,), 3.0)))
+    assert one.state_dict() == ({}, {})
+
+
 @dataclass(frozen=True, slots=True)
 class FirstHalf(Merge):
     """Sends the mean of each two parameters, half as many numbers; a sketch, as a compressor makes it."""
@@ -78,16 +137,17 @@ def test_a_contribution_may_be_shorter_than_the_model_and_statistics_are_average
     assert {name: len(kept) for name, kept in one.state_dict()[0].items()} == {"start": 4, "centre": 8}
 
 
-def test_a_mean_may_be_evaluated_at_the_point_that_all_started_from() -> None:
+@pytest.mark.parametrize("moment", [Moment.STEP, Moment.BACKGROUND])
+def test_a_mean_may_be_evaluated_at_the_point_that_all_started_from(moment: Moment) -> None:
     model = normed()
     one = Replica(model)
     one.expect([Mean()], centre=True)
     one.begin()
     assert one.centre.tolist()[:4] == [1.0] * 4
-    one.meet(exchange(Mean(by_samples=False)), 8, beside(torch.full((8,), 3.0)))
+    one.meet(exchange(Mean(by_samples=False), moment), 8, beside(torch.full((8,), 3.0)))
     assert one.centre.tolist()[:4] == [2.0] * 4
     model[0].weight.data.zero_()  # type: ignore[operator,union-attr]
-    one.flat.read(one._rooms[Moment.STEP].total[:8])  # memory of the exchange is used again
+    one.flat.read(one._rooms[moment, False].total[:8])  # memory of the exchange is used again
     assert one.centre.tolist()[:4] == [2.0] * 4
 
 
@@ -115,6 +175,9 @@ def test_who_is_no_number_is_told_from_who_has_met_one(mine: bool) -> None:
         model[0].weight.data[0, 0] = float("nan")  # type: ignore[operator,union-attr]
     met = one.meet(exchange(Elastic(0.25)), 8, beside(torch.full((8,), 0.0 if mine else float("nan"))))
     assert met.finite is not mine
+    if not mine:
+        model[0].weight.data.fill_(float("nan"))  # type: ignore[operator,union-attr]
+        assert one.meet(exchange(Elastic(0.25)), 8, beside(torch.zeros(8))).finite, "it came from the other one"
 
 
 def test_a_checkpoint_of_one_merge_is_not_taken_for_that_of_another() -> None:

@@ -188,8 +188,7 @@ def test_a_shadow_gives_what_was_noted_for_it_and_no_later_step(sync: str) -> No
         if place == 2:
             later.set()
             break
-    while not agreement._shadow.idle:
-        time.sleep(0.001)
+    agreement._thread.wait()
     assert torch.equal(given[0], noted[0])
     assert not torch.equal(given[0], agreement._replica.flat.read()), "there were later steps"
     worker.session.close()
@@ -262,8 +261,7 @@ def test_outer_steps_are_taken_on_the_shard(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(x, data()[X * place : X * (place + 1)][0])
         for model, stepping in ((worker.model, worker.optimizer), (reference, optimizer)):
             step(model, stepping, x, y)
-        while not agreement._shadow.idle:
-            time.sleep(0.001)
+        agreement._thread.wait()
     with worker.session.evaluated():
         for one, other in zip(worker.model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

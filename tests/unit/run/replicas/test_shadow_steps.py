@@ -103,7 +103,7 @@ def test_the_shadow_hears_of_every_step_of_short_epochs_and_of_no_pause(
     trained = Trained("shadow:ma", tmp_path)
     told: list[float] = []
     assert isinstance(trained.agreement, PeerSync)
-    budget = trained.agreement._exchanges._shadow._budget
+    budget = trained.agreement._exchanges._thread._budget
     monkeypatch.setattr(budget, "stepped", lambda took_s, quiet_s: told.append(took_s))
     for leave in (-1, 4, 0, -1):
         trained.epoch(leave=leave)

@@ -25,4 +25,5 @@ def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sit
         centre=policy.evaluated is Evaluated.CENTRE,
         cuts=[one.piece[1] for one in coming if one.piece is not None],
         moved=moved,
+        delays=any(one.delay for one in everything),
     )

@@ -1,8 +1,10 @@
 """The background thread that takes part in exchanges, one after the other (ShadowSync, §1.3, §1.6).
 
-The training never waits for it: it hands over an order if the thread is idle, and otherwise skips that exchange. Only
+The training never waits for it: it hands over a job if the thread is idle, and otherwise skips that exchange. Only
 the threads of different workers wait for each other. If one worker ends early, its thread still takes part, and
 signals in every exchange that it rests. The exchange in which all workers rest is the last one on each of them.
+
+A delayed exchange is the exception: the training waits for it at a later step, in which its outcome enters.
 """
 
 from __future__ import annotations
@@ -11,34 +13,27 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 from uneven.errors import TrainingError
 from uneven.run.replicas.peers.overhead import PATIENCE_S, OverheadBudget
 
-Order = TypeVar("Order")
+Job = Callable[[], Any]
 
 
-class ShadowThread(Generic[Order]):
+class BackgroundThread:
     """A thread for exchanges, started when it is first needed.
 
-    Args:
-        meet: carries an order out, in the thread; the flag means that this worker rests. Returns whether all do.
-        gather: called before it, in the thread: waits until the others have started too, at no cost to the training.
+    Attributes:
+        exchanging: whether an exchange is under way that all members have started; False while this worker rests.
     """
 
-    def __init__(
-        self,
-        meet: Callable[[Order, bool], bool],
-        gather: Callable[[Order], object] | None = None,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        self._meet = meet
-        self._gather = gather
-        self._disturbing = False  # true from the time all have started until the exchange ends
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.exchanging = False
         self._changed = threading.Condition()
-        self._order: Order | None = None  # under way, or about to be
-        self._rest: Order | None = None  # the order to take part with until the others end
+        self._job: tuple[Job, Job | None, bool] | None = None  # under way, or about to be; whether this worker rests
+        self._result: Any = None  # of the last job
+        self._held: tuple[Job, Callable[[Any], object]] | None = None  # a delayed exchange
         self._error: TrainingError | None = None
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
@@ -47,25 +42,15 @@ class ShadowThread(Generic[Order]):
         self._stepped_s: float | None = None
 
     @property
-    def idle(self) -> bool:
-        """True if nothing is under way; raises :class:`TrainingError` if an exchange has failed."""
-        return self.free(1.0)
-
-    @property
-    def exchanging(self) -> bool:
-        """True while an exchange is under way that all members have started."""
-        return self._disturbing
-
-    @property
     def failed(self) -> bool:
-        with self._changed:
-            return self._ended and not self._leaving
+        """True if the thread has failed, and no later step waits for what it did."""
+        return self._ended and not self._leaving and self._held is None
 
     def stepped(self) -> None:
         """Note the end of a step; its duration shows the cost of exchanges."""
         now_s = time.perf_counter()
         if self._stepped_s is not None:
-            quiet_s = 0.0 if self._disturbing else now_s - self._through_s
+            quiet_s = 0.0 if self.exchanging else now_s - self._through_s
             self._budget.stepped(now_s - self._stepped_s, quiet_s)
         self._stepped_s = now_s
 
@@ -77,49 +62,74 @@ class ShadowThread(Generic[Order]):
         if self._stepped_s is None:
             self._stepped_s = time.perf_counter()
 
-    def free(self, load: float) -> bool:
+    def free(self, load: float = 1.0) -> bool:
         """Return whether an exchange can start now: none is under way, and its ``load``, a part of the time, is
-        affordable.
-        Raises :class:`TrainingError` if an exchange has failed."""
+        affordable. Raises :class:`TrainingError` if an exchange has failed."""
         if self._ended:
             with self._changed:
                 self._check()
-        # Called after every step, so without the lock, which is safe because only this thread sets an order.
-        return self._order is None and (load >= 1.0 or self._budget.allows(load))
+        # Called after every step, so without the lock, which is safe because only this thread sets a job.
+        return self._job is None and (load >= 1.0 or self._budget.allows(load))
 
-    def offer(self, order: Order, load: float = 1.0) -> None:
-        """Start an exchange if nothing is under way; never waits."""
+    def launch(self, job: Job, gather: Job | None = None, load: float = 1.0) -> None:
+        """Start a job if nothing is under way; never waits.
+
+        Args:
+            gather: called before it, in the thread: waits until the others have started too, at no cost to the
+                training.
+        """
+        self._budget.begin(load)
+        self._start(job, gather, resting=False)
+
+    def wait(self) -> Any:
+        """Wait for the job, and return its result; raises :class:`TrainingError` if it failed."""
         with self._changed:
-            assert self._order is None, "one exchange at a time"
-            self._order = order
-            self._budget.begin(load)
-            self._begin()
+            self._changed.wait_for(lambda: self._job is None or self._ended)
+            self._check()
+            return self._result
 
-    def rest(self, order: Order) -> None:
-        """Take part in exchanges until all workers rest; afterwards nothing is under way. Raises
+    def rest(self, job: Callable[[], bool], gather: Job | None = None) -> None:
+        """Take part in exchanges until all workers rest, as ``job`` returns; afterwards nothing is under way. Raises
         :class:`TrainingError`."""
-        with self._changed:
-            self._check()
-            self._rest = order
-            self._begin()
-            self._changed.wait_for(lambda: self._rest is None or self._ended)
-            self._check()
+        self.wait()
+        while True:
+            self._start(job, gather, resting=True)
+            if self.wait() or self._ended:
+                return
 
+    # ---------------------------------------------------------------- a delayed exchange
+    def hold(self, receive: Job, land: Callable[[Any], object]) -> None:
+        """Keep an exchange until its outcome is needed: what ``receive`` waits for and returns, ``land`` merges."""
+        self._held = receive, land
+
+    def arrive(self, drop: bool = False) -> None:
+        """Wait for the held exchange, and merge or ``drop`` it; raises :class:`TrainingError` if it failed."""
+        held, self._held = self._held, None
+        if held is not None:
+            receive, land = held
+            found = receive()
+            if not drop:
+                land(found)
+
+    # ---------------------------------------------------------------- the thread
     def close(self) -> None:
         """End the thread."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
-            idle = self._order is None and self._rest is None
+            idle = self._job is None
         # A daemon thread that waits for a worker that will never come is left behind.
         if self._thread is not None and (idle or self._ended):
             self._thread.join()
 
-    def _begin(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="uneven-shadow", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+    def _start(self, job: Job, gather: Job | None, resting: bool) -> None:
+        with self._changed:
+            assert self._job is None, "one exchange at a time"
+            self._job = job, gather, resting
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="uneven-shadow", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
     def _check(self) -> None:
         if self._ended and not self._leaving:
@@ -138,23 +148,17 @@ class ShadowThread(Generic[Order]):
 
     def _turn(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not None or self._rest is not None or self._leaving)
-            if self._leaving:
+            self._changed.wait_for(lambda: self._job is not None or self._leaving)
+            if self._leaving or self._job is None:
                 return False
-            order, resting = self._order, self._order is None
-            if order is None:
-                order = self._rest
-        assert order is not None
-        if self._gather is not None:
-            self._gather(order)
-        self._disturbing = not resting  # this worker no longer trains when it rests
-        all_rest = self._meet(order, resting)
+            job, gather, resting = self._job
+        if gather is not None:
+            gather()
+        self.exchanging = not resting  # this worker no longer trains when it rests
+        result = job()
         with self._changed:
-            self._order = None
-            self._disturbing = False
+            self._job, self._result, self.exchanging = None, result, False
             if not resting:
                 self._through_s = time.perf_counter()
-            if all_rest:
-                self._rest = None
-                self._changed.notify_all()
+            self._changed.notify_all()
         return True

@@ -25,10 +25,9 @@ from uneven.run.lines.recovery import Recovery
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.vectors import VectorCarrier
-from uneven.run.replicas.peers.background_thread import ShadowThread
-from uneven.run.replicas.peers.delayed import DelayedOutcomes, LatePiece, split
+from uneven.run.replicas.peers.background_thread import BackgroundThread
 from uneven.run.replicas.peers.overhead import PATIENCE_S
-from uneven.run.replicas.peers.replica import ExchangeResult, Replica
+from uneven.run.replicas.peers.replica import ExchangeResult, Given, Replica
 from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
 
 
@@ -125,46 +124,45 @@ class Exchanges:
             self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
         self.shadowed = shadowed
         self.urgent = False
-        self._late = DelayedOutcomes(replica) if delayed else None
         # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
         patience_s = min(PATIENCE_S, timeout_s / 2)
-        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
+        self._thread = BackgroundThread(patience_s)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
     def free_for(self, exchange: Exchange) -> bool:
         """Return whether it may start in the background: nothing is under way, and its load allows it.
         Raises :class:`TrainingError` if an exchange there has failed."""
-        return self._shadow.free(1.0 if self.urgent else exchange.background.load)
+        return self._thread.free(1.0 if self.urgent else exchange.background.load)
 
     @property
     def idle(self) -> bool:
         """True if nothing is under way in the background; raises :class:`TrainingError` if an exchange there has
         failed."""
-        return self._shadow.idle
+        return self._thread.free()
 
     def stepped(self) -> None:
         """Note the end of a step, and report finished exchanges."""
         if self._landed:
             self.write_down()
         if self.shadowed:
-            self._shadow.stepped()
+            self._thread.stepped()
 
     def paused(self) -> None:
-        self._shadow.paused()
+        self._thread.paused()
 
     def resumed(self) -> None:
-        self._shadow.resumed()
+        self._thread.resumed()
         if self._entries is not None:
             self._entries.begin()
 
     @property
     def exchanging(self) -> bool:
         """True while all workers run an exchange in the background."""
-        return self._shadow.exchanging
+        return self._thread.exchanging
 
     @property
     def failed(self) -> bool:
-        return self._shadow.failed
+        return self._thread.failed
 
     def meet(self, order: Order, groups: Meeting | None = None) -> None:
         """Exchange in the foreground, waiting for the others; ``groups`` of None means all members together.
@@ -185,31 +183,43 @@ class Exchanges:
         self.write_down()
 
     def _begin_late(self, order: Order) -> None:
-        assert self._late is not None, "none was announced"
-        self._late.check_free(order.exchange, order.clock)
-        exchange, landed = order.exchange, partial(self._land, order)
-
-        def total(vector: Tensor) -> int:
-            return self._in_step(order.place, vector, exchange, self._aside)
-
+        replica, exchange, landed = self._replica, order.exchange, partial(self._land, order)
+        replica.check_free(exchange, order.clock)
         if exchange.select is None:
-            piece = LatePiece(self._replica, exchange, order.weight, total, landed)
-            self._late.begin(piece, order.clock + exchange.delay)
+            given = replica.give(exchange, order.weight)
+            self._thread.launch(partial(self._sum_late, order, given))
+            self._thread.hold(self._thread.wait, partial(self._land_late, order, given))
         elif self._entries is not None and exchange.parties == self._entries.parties:
             self._observer.ready()
             moved = Moved(order.clock, order.weight, order.part, order.rate)
-            self._late.begin(self._entries.begin_late(exchange, moved, landed), order.clock + exchange.delay)
+            hear, change = self._entries.begin_late(exchange, moved, landed)
+            self._thread.hold(hear, lambda heard: replica.hold(change(heard)))
             self._observer.done()
         else:
             landed(ExchangeResult(0, 0.0, True, 0), 0.0)  # a party of one has no peer
+            return
+        replica.due = order.clock + exchange.delay
+
+    def _sum_late(self, order: Order, given: Given) -> tuple[int, float]:
+        began_s = time.perf_counter()
+        sent_bytes = self._in_step(order.place, given.vector, order.exchange, self._aside)
+        return sent_bytes, time.perf_counter() - began_s
+
+    def _land_late(self, order: Order, given: Given, summed: tuple[int, float]) -> None:
+        sent_bytes, took_s = summed
+        met = self._replica.combine(order.exchange, given, sent_bytes)
+        self._land(order, met, took_s)
+        self._replica.land(order.exchange, given, met)
 
     def enter(self, clock: int) -> bool:
         """Wait for an outcome that is due after ``clock`` steps and apply it; return whether there was one. Raises
         as :meth:`meet`."""
-        if self._late is None or not self._late.due(clock):
+        due = self._replica.due
+        if due is None or clock < due:
             return False
         self._observer.ready()
-        self._late.enter()
+        self._thread.arrive()
+        self._replica.enter()
         self._observer.done()
         self.write_down()
         return True
@@ -242,8 +252,8 @@ class Exchanges:
         """Drop what belongs to the replica before a checkpoint was loaded."""
         if self._entries is not None:
             self._entries.forget()
-        if self._late is not None:
-            self._late.forget()
+        self._thread.arrive(drop=True)
+        self._replica.forget()
 
     @property
     def picks(self) -> bool:
@@ -253,9 +263,8 @@ class Exchanges:
     def state_dict(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return the state of merges and unsent entries: vectors (size,), and numbers.
         If the replica holds the model to evaluate (``shown``), it already includes all sites' unsent entries."""
-        change, due = ({}, {}) if self._late is None else self._late.state(shown)  # first: it changes the merges' state
-        vectors, kept = self._replica.state_dict()
-        vectors, kept = vectors | change, kept | due
+        self._thread.arrive()
+        vectors, kept = self._replica.state_dict(shown=shown)
         if self._entries is None or shown:
             return vectors, kept
         return vectors | self._entries.state_dict(), {**kept, WHOSE: float(self._rank)}
@@ -266,29 +275,23 @@ class Exchanges:
         held, vectors = apart(vectors)
         if self._entries is not None:
             self._entries.check(held)
-        kept = apart(kept)[1]
-        if self._late is not None:
-            late, vectors, kept = split(vectors, kept)
-            self._late.check(late)
-        self._replica.check(vectors, kept)
+        self._replica.check(vectors, apart(kept)[1])
 
     def load_state_dict(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
         held, vectors = apart(vectors)
         own, kept = apart(kept)
         if self._entries is not None:
             self._entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
-        if self._late is not None:
-            late, vectors, kept = split(vectors, kept)
-            self._late.load(late)
         self._replica.load_state_dict(vectors, kept)
 
     def begin(self, order: Order) -> None:
         """Start an exchange in the background and return immediately; no other may be under way there."""
-        self._shadow.offer(order, order.exchange.background.load)
+        gather = partial(self._gather, order.exchange)
+        self._thread.launch(partial(self._beside, order), gather, order.exchange.background.load)
 
     def rest(self, order: Order) -> None:
-        """Finish the exchanges in the background, on all workers; see :class:`ShadowThread`."""
-        self._shadow.rest(order)
+        """Finish the exchanges in the background, on all workers; see :class:`BackgroundThread`."""
+        self._thread.rest(partial(self._beside, order, resting=True), partial(self._gather, order.exchange))
         self.write_down()
 
     def caught_up(self) -> bool:
@@ -296,8 +299,8 @@ class Exchanges:
         background."""
         if self._entries is not None:
             self._entries.catch_up()
-        if self._late is not None:
-            self._late.arrive()
+        self._thread.arrive()
+        if not self.shadowed:  # otherwise rest() does
             self.write_down()
         return self.shadowed
 
@@ -316,7 +319,7 @@ class Exchanges:
 
     def close(self, failed: bool) -> None:
         """Close thread and lines."""
-        self._shadow.close()
+        self._thread.close()
         entries, self._entries = self._entries, None
         if entries is not None:
             entries.close(failed)
@@ -325,15 +328,15 @@ class Exchanges:
                 line.close()
         self._line = self._aside = None
 
-    def _gather(self, order: Order) -> None:
+    def _gather(self, exchange: Exchange) -> None:
         """Wait for all members, in the background thread, by a sum of one number."""
         if isinstance(self._line, RecoveredVectors):
-            self._line.gather(self._named(order.exchange))
+            self._line.gather(self._named(exchange))
             return
         # The dtype must not depend on a rank's torch default: gloo aborts the process if dtypes differ.
-        self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
+        self._total(self._aside, torch.zeros(1, dtype=torch.float32), exchange)
 
-    def _beside(self, order: Order, resting: bool) -> bool:
+    def _beside(self, order: Order, resting: bool = False) -> bool:
         """Exchange once in the background thread; return whether all workers rest."""
         if isinstance(self._line, RecoveredVectors):
             return self._beside_again(self._line, order)

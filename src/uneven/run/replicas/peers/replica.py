@@ -7,19 +7,20 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import CheckpointError, ConfigError
-from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan, span
+from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan, overlapping
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
 from uneven.policy.sync import SyncPolicy
 from uneven.run.lines.group_lines import take_from_first
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers import outer_step, partial_merges
+from uneven.run.replicas.peers.merge_state import MergeState
 from uneven.run.replicas.weighted_sums import (
     EXTRA,
     apart,
@@ -33,16 +34,21 @@ from uneven.run.replicas.weighted_sums import (
 Total = Callable[[Tensor, Exchange], int]
 """Replaces a vector by its sum over the members of an exchange; returns the bytes that were sent for it."""
 
+CHANGE, DUE = "late-change", "late-due"  # in a checkpoint: the delayed outcome, and the clock at which it enters
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
-    """The result of an exchange.
+    """The result of an exchange: what a replica that was s becomes.
 
     Attributes:
         distance: root mean square of this replica's distance from the mean, over the parameters; with picked entries,
             of those not sent.
         finite: whether this replica held finite numbers only.
+        resting: number of resting workers.
         picked: part of the entries that were sent.
+        replica: m, shape (size,); None if ``away`` is enough.
+        away: s − m, shape (size,), if it enters instead of m.
     """
 
     sent_bytes: int
@@ -50,37 +56,34 @@ class ExchangeResult:
     finite: bool
     resting: int
     picked: float = 1.0
+    replica: Tensor | None = None
+    away: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A worker's contribution to the mean of a piece, and of the statistics.
+class Given(NamedTuple):
+    """A worker's contribution to an exchange.
 
     Attributes:
-        own: the replica, shape (size,).
-        values: the contribution; the statistics come last.
+        sent: s, the replica as it was, shape (size,); an exchange with a center overwrites it.
+        values: the contribution; statistics that are averaged separately come last.
         vector: the summand, which the sum replaces.
-        weight: samples of a worker in a group of one; otherwise None.
-        kept: a copy of the merge's state of the piece.
+        weight: of a worker that is alone in its group; otherwise None.
     """
 
-    own: Tensor
+    sent: Tensor
     values: Tensor
-    length: int
     vector: Tensor
     weight: float | None
-    kept: Kept
 
 
-class _Room:
+class _Room(NamedTuple):
     """Memory in which one thread computes its exchanges."""
 
     # Reused, because new pages cost the processor more than the computation: an exchange of 4 MB took 20 ms with a new
     # vector for each result, and takes 9 ms now, 4 of them in gloo.
-    def __init__(self, flat: Flat) -> None:
-        self.own = flat.room()
-        self.more = flat.room()
-        self.total = flat.room(EXTRA)
+    own: Tensor
+    more: Tensor
+    total: Tensor
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
@@ -92,6 +95,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 class Replica:
     """The exchanged part of ``model``: the trained parameters, and the running statistics of batch norm.
 
+    An exchange has three parts, in any threads, one after the other: :meth:`give`, :meth:`combine`, :meth:`land`.
     Statistics are linear in those of the batches, so they are averaged with the parameters' weights, or merged like
     them if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges.
     ``merged`` is the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was
@@ -107,17 +111,25 @@ class Replica:
         self._centred = False
         self._pieces = 0  # number of pieces; 0 if all parameters are exchanged together
         self._moving: Merge | None = None  # the merge of movements
-        self._movements: outer_step.Movements | None = None  # None before training starts
-        self._kept: Kept | None = None  # the merge's state; None before training starts
+        self._delays = False  # whether any outcome enters some steps later
+        self._state: MergeState | None = None  # None before training starts
+        self.due: int | None = None  # the clock at which a delayed outcome enters
+        self._entered = 0  # the clock at which the last one has
+        self._change: Tensor | None = None  # shape (size,): the delayed outcome to add
         self.merged: Tensor | None = None
         self._keeps_merged = False
-        self._outcome: tuple[Tensor, Tensor] | None = None  # of the last mean: parameters, statistics
         self._spoilt = False  # by a NaN or an infinity of another worker
         self._changing = threading.Lock()  # guards the merge's state, so that a checkpoint is of one exchange
-        self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
+        self._rooms: dict[tuple[Moment, bool], _Room] = {}  # one for each thread that exchanges
 
     def expect(
-        self, merges: Iterable[Merge], *, centre: bool, cuts: Iterable[int] = (), moved: Iterable[Merge] = ()
+        self,
+        merges: Iterable[Merge],
+        *,
+        centre: bool,
+        cuts: Iterable[int] = (),
+        moved: Iterable[Merge] = (),
+        delays: bool = False,
     ) -> None:
         """Announce the merges to come, because their state starts with the training.
 
@@ -125,6 +137,7 @@ class Replica:
             centre: whether the point that the replicas last started from is the model to evaluate.
             cuts: numbers of pieces into which parameters are cut.
             moved: merges of movements.
+            delays: whether any outcome enters some steps later.
 
         Raises:
             ConfigError: more than one kind keeps state, movements have several merges, or cuts differ.
@@ -139,51 +152,47 @@ class Replica:
         if len(keeping) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in keeping))
             raise ConfigError(f"{names} keep something from one exchange to the next: only one merge of a policy can")
-        self._merge, self._centred = next(iter(keeping.values()), None), centre
+        self._merge, self._centred, self._delays = next(iter(keeping.values()), None), centre, delays
 
     def refused(self, plan: StepPlan) -> str | None:
         """Return why a plan does not match the announced merges; None if it does."""
         for one in plan.exchanges:
-            if one.select is None and one.payload is Payload.DELTA:
+            if one.select is not None:
+                continue
+            if one.payload is Payload.DELTA:
                 if one.merge != self._moving:
                     return f"movements are merged by {one.merge!r}, which none of the first steps announced"
-                continue
-            if one.select is None and one.merge.keeps and type(one.merge) is not type(self._merge):
+            elif one.merge.keeps and type(one.merge) is not type(self._merge):
                 kind = type(one.merge).__name__
                 return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
-            if one.select is None and one.payload is not Payload.GRADIENT and (one.piece or (0, 0))[1] != self._pieces:
+            elif one.payload is Payload.PARAMETERS and (one.piece or (0, 0))[1] != self._pieces:
                 return f"it exchanges {one.piece or 'all parameters'}, where the first steps cut them otherwise"
         return None
 
     def begin(self) -> None:
         """Initialize the state of merges, unless a checkpoint was loaded."""
-        if self._kept is None:
-            self._kept, self._outcome = self._first()
-        if self._movements is None:
-            self._movements = self._unmoved()
+        self._begun()
         if self._keeps_merged and self.merged is None:
             self.merged = self.flat.read()
 
-    def _unmoved(self) -> outer_step.Movements | None:
-        return None if self._moving is None else outer_step.Movements(self.flat, self._moving, self.flat.read())
-
-    def _first(self) -> tuple[Kept, tuple[Tensor, Tensor] | None]:
-        """Return the state before the first exchange, and the outcome as if there had been one."""
-        if self._merge is None and not self._centred:
-            return {}, None
-        values, merge, trained = self.flat.read(), self._merge, self.flat.trained
+    def _first(self) -> MergeState:
+        """Return the state before the first exchange, with the outcome as if there had been one."""
+        state, values, merge = MergeState(self._pieces), self.flat.read(), self._merge
+        parameters, statistics = values.tensor_split([self.flat.trained])
+        if self._moving is not None:
+            state.begin_moving(self._moving, parameters)
         if merge is not None and merge.combined is Combined.CENTRE:
-            return merge.begin(values), None
-        outcome = values[:trained].clone(), values[trained:].clone()
-        if merge is None:
-            return {}, outcome
-        if self._pieces:
-            kept = partial_merges.begin(merge, values[:trained], self._pieces)
-        else:
-            kept = merge.begin(values if merge.whole else values[:trained])
-        if "centre" in kept:
-            raise ConfigError(f"{merge!r} must not keep a 'centre': a mean's outcome is stored under that name")
-        return kept, outcome if self._centred else None
+            state.kept[0] = merge.begin(values)
+            return state
+        if merge is not None:
+            state.begin(merge, values if merge.whole and not self._pieces else parameters)
+        if self._centred:
+            state.outcome = parameters.clone(), statistics.clone()
+        return state
+
+    def _begun(self) -> MergeState:  # also here, because a newcomer may meet the others before its first step
+        self._state = self._state or self._first()
+        return self._state
 
     def keep_merged(self) -> None:
         self._keeps_merged = True
@@ -191,174 +200,143 @@ class Replica:
     @property
     def centre(self) -> Tensor:
         """The point that the replicas last started from, shape (size,), if it was announced."""
-        assert self._kept is not None, "the replica has not begun"
-        return self._centre(self._kept, self._outcome)
-
-    @staticmethod
-    def _centre(kept: Kept, outcome: tuple[Tensor, Tensor] | None) -> Tensor:
-        centre: Tensor = kept["centre"] if outcome is None else torch.cat(outcome)
-        return centre
+        return self._begun().centre
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return copies of the current gradients, each of its parameter's shape."""
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
-    def meet(
+    # ---------------------------------------------------------------- an exchange
+    def meet(self, exchange: Exchange, samples: float, total: Total, **how: Any) -> ExchangeResult:
+        """Take part in one exchange, from reading the replica to writing into it, and wait for it; the arguments are
+        those of :meth:`give`."""
+        given = self.give(exchange, samples, **how)
+        outcome = self.combine(exchange, given, total(given.vector, exchange))
+        self.land(exchange, given, outcome)
+        return outcome
+
+    def give(
         self,
         exchange: Exchange,
         samples: float,
-        total: Total,
         *,
         resting: bool = False,
         alone: bool | None = None,
         own: Tensor | None = None,
-    ) -> ExchangeResult:
-        """Take part in one exchange of parameters, from reading the replica to writing into it, and wait for it.
+    ) -> Given:
+        """Return this worker's contribution; it is valid until the next one of the same moment.
 
         Args:
             samples: of this replica, or of its party, since its last exchange.
             alone: whether no other worker takes part; by the exchange's members if None.
             own: an earlier copy of this replica, shape (size,), overwritten; None reads it now.
         """
-        if exchange.payload is Payload.DELTA:
-            return self._meet_moved(exchange, samples, total)
-        if exchange.piece is not None:
-            piece = self.gives(exchange, samples, self._room(exchange.moment).own)
-            met = self.takes(exchange, piece, total(piece.vector, exchange))
-            self.flat.write(piece.own)
-            return met
-        merge, room = exchange.merge, self._room(exchange.moment)
+        merge, room, trained = exchange.merge, self._room(exchange), self.flat.trained
+        view = self._begun().view(exchange, self.flat)
         own = self.flat.read(room.own) if own is None else own
-        given = self._given(merge, own)
-        alone, fits = len(exchange.members) == 1 if alone is None else alone, len(given) == len(own)
-        weight = 1.0 if alone else merge.weight(samples)
-        vector = contribution(given, weight, resting=resting, into=room.total if fits else None)
-        sent_bytes = total(vector, exchange)
-        away = apart(given, vector, room.more if fits else None)
+        alone = len(exchange.members) == 1 if alone is None else alone
+        part, weight = own[view.cut], merge.weight(samples)
+        moved = part if view.base is None else part - view.base
+        values = merge.contribute(moved, view.kept, in_place=merge.combined is Combined.CENTRE)
+        if view.separate:
+            values = own if values is part and len(part) == trained else torch.cat((values, own[trained:]))
+        into = room.total if len(values) == len(own) else None
+        vector = contribution(values, 1.0 if alone else weight, resting=resting, into=into)
+        return Given(own, values, vector, weight if alone else None)
+
+    def combine(self, exchange: Exchange, given: Given, sent_bytes: int) -> ExchangeResult:
+        """Merge the sum of all contributions, which ``given.vector`` now holds; the replica does not change."""
+        merge, values, vector, back = exchange.merge, given.values, given.vector, exchange.background
+        central, complete = merge.combined is Combined.CENTRE, len(values) == self.flat.size
+        away = apart(values, vector, self._room(exchange).more if complete else None)
         distance = merge.distance(mean_square_root(away[: len(away) - self._statistics]))
-        finite, central = math.isfinite(distance), merge.combined is Combined.CENTRE
-        if not finite:  # perhaps only another worker's replica; a central merge has overwritten `own`
-            own_finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
+        finite, replica, entering = math.isfinite(distance), None, None
+        if not finite:  # perhaps only another worker's replica; a central merge has overwritten ``given.sent``
+            own_finite = bool(torch.isfinite((self.flat.read() if central else given.sent).sum()))
             # From here on this replica holds another worker's NaN, which this worker must not report as its own.
             finite = self._spoilt = own_finite or self._spoilt
-        back = exchange.background
         if central:
             with self._changing:
-                self._kept, _ = merge.combine(self._of(merge), vector[:-EXTRA], weight_in(vector), in_place=True)
-            self.flat.add(given, -1.0)
-        elif not merge.plain or self._centred:
-            weight = merge.weight(samples) if alone else weight_in(vector)
-            self._write(exchange, own, self._merged(merge, vector, weight))
-        elif exchange.moment is Moment.BACKGROUND and not back.lerp:
-            # Add the difference instead of writing the mean, because the training has changed the replica since.
-            self.flat.add(away, -back.alpha)
-            if self.merged is not None:
-                self.merged.copy_(average(vector))
+                state = self._begun()
+                kept = state.view(exchange, self.flat).kept
+                state.kept[0], _ = merge.combine(kept, vector[:-EXTRA], weight_in(vector), in_place=True)
+            entering = values
+        elif complete and merge.plain and not self._centred and exchange.moment is Moment.BACKGROUND and not back.lerp:
+            # The difference enters instead of the mean, because the training has changed the replica since.
+            replica, entering = None if self.merged is None else average(vector), away
         else:
-            self._write(exchange, own, average(vector))
-        if self._movements is not None:
-            self._movements.goes_on_from(self.flat.read())
-        return ExchangeResult(sent_bytes, distance, finite, resting_in(vector))
+            replica = self._outcome(exchange, given)
+        return ExchangeResult(sent_bytes, distance, finite, resting_in(vector), 1.0, replica, entering)
 
-    def _meet_moved(self, exchange: Exchange, samples: float, total: Total) -> ExchangeResult:
-        """Average the movements of some replicas' steps, in the foreground."""
-        assert self._movements is not None, "the replica has not begun"
-        merge, alone = exchange.merge, len(exchange.members) == 1
-        own = self.flat.read()
-        given, vector = self._movements.contribution(own, 1.0 if alone else merge.weight(samples))
-        sent_bytes = total(vector, exchange)
+    def land(self, exchange: Exchange, given: Given, outcome: ExchangeResult) -> None:
+        """Write an outcome into the replica, which may have changed since it was given; overwrites ``given.sent``."""
+        replica, sent, back = outcome.replica, given.sent, exchange.background
+        if self.merged is not None and replica is not None:
+            self.merged.copy_(replica)
+        if outcome.away is not None:
+            self.flat.add(outcome.away, -1.0 if exchange.merge.combined is Combined.CENTRE else -back.alpha)
+        elif replica is not None:
+            if exchange.delay:
+                self.hold(torch.sub(replica, sent, out=sent))
+            elif exchange.moment is not Moment.BACKGROUND:
+                self.flat.write(replica)
+            elif back.lerp:
+                self.flat.interpolate(replica, back.alpha)
+            else:
+                self.flat.add(torch.sub(replica, sent, out=sent), back.alpha)
+        if self._moving is not None:  # what comes from others does not count as moved
+            after = replica if exchange.payload is Payload.DELTA and replica is not None else self.flat.read()
+            self._begun().base = after[: self.flat.trained].clone()
+
+    def _room(self, exchange: Exchange) -> _Room:
+        thread = exchange.moment, exchange.delay > 0
+        if thread not in self._rooms:
+            self._rooms[thread] = _Room(self.flat.room(), self.flat.room(), self.flat.room(EXTRA))
+        return self._rooms[thread]
+
+    def _outcome(self, exchange: Exchange, given: Given) -> Tensor:
+        """Return the replica that a mean comes to, with the statistics that are averaged separately."""
+        merge, trained, state, vector = exchange.merge, self.flat.trained, self._begun(), given.vector
+        middle, weight = average(vector), weight_in(vector) if given.weight is None else given.weight
         with self._changing:
-            after, distance = self._movements.taken(exchange, given, vector, merge.weight(samples) if alone else None)
-            self._movements.goes_on_from(after)
-        finite = math.isfinite(distance)
-        if not finite:
-            finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
-        self.flat.write(after)
-        return ExchangeResult(sent_bytes, distance, finite, 0)
-
-    def gives(self, exchange: Exchange, samples: float, into: Tensor | None = None) -> Given:
-        """Return this worker's contribution to the mean of a piece, and of all statistics; ``into`` is memory
-        (size,)."""
-        assert self._kept is not None, "the replica has not begun"
-        merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(into)
-        alone = len(exchange.members) == 1
-        kept = partial_merges.of_piece(self._kept, exchange.piece or (0, 1), trained)
-        contributed = merge.contribute(own[span(exchange.piece, trained)], kept)
-        values = torch.cat((contributed, own[trained:]))
-        vector = contribution(values, 1.0 if alone else merge.weight(samples))
-        return Given(own, values, len(contributed), vector, merge.weight(samples) if alone else None, kept)
-
-    def takes(self, exchange: Exchange, given: Given, sent_bytes: int) -> ExchangeResult:
-        """Merge the sum of all contributions; afterwards ``given.own`` is the replica with the outcome."""
-        assert self._kept is not None, "the replica has not begun"
-        merge, trained, own, piece = exchange.merge, self.flat.trained, given.own, exchange.piece or (0, 1)
-        cut, length, vector = span(piece, trained), given.length, given.vector
-        distance = merge.distance(mean_square_root(apart(given.values, vector)[:length]))
-        finite = math.isfinite(distance)
-        if not finite:
-            finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
-        weight = weight_in(vector) if given.weight is None else given.weight
-        middle = average(vector)
-        with self._changing:
-            found, outcome = merge.combine(given.kept, middle[:length], weight, in_place=True)
-            partial_merges.put(self._kept, piece, trained, found)
-            own[cut], own[trained:] = outcome, middle[length:]
-            if self._outcome is not None:
-                self._outcome[0][cut].copy_(outcome)
-                self._outcome[1].copy_(middle[length:])
-        return ExchangeResult(sent_bytes, distance, finite, 0)
-
-    def _of(self, merge: Merge) -> Kept:
-        assert self._kept is not None, "the replica has not begun"
-        return self._kept if merge.keeps else {}
-
-    def _given(self, merge: Merge, own: Tensor) -> Tensor:
-        """Return the summand; statistics that are averaged separately come last."""
-        if merge.plain:
-            return own
-        kept, central = self._of(merge), merge.combined is Combined.CENTRE
-        if merge.whole or central:
-            return merge.contribute(own, kept, in_place=central)
-        parameters = own[: self.flat.trained]
-        given = merge.contribute(parameters, kept)
-        return own if given is parameters else torch.cat((given, own[self.flat.trained :]))
-
-    def _room(self, moment: Moment) -> _Room:
-        if moment not in self._rooms:
-            self._rooms[moment] = _Room(self.flat)
-        return self._rooms[moment]
-
-    def _merged(self, merge: Merge, total: Tensor, weight: float) -> Tensor:
-        """Return the outcome of a mean, followed by the statistics that are averaged separately."""
-        middle, trained = average(total), self.flat.trained
-        length = len(middle) if merge.whole else len(middle) - self._statistics
-        with self._changing:
-            kept, outcome = merge.combine(self._of(merge), middle[:length], weight, in_place=True)
-            if merge.keeps:
-                self._kept = kept
-            if self._centred:
-                # An outcome in the memory of the sum is overwritten by the next exchange, so it is copied.
-                passing = outcome.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
-                parameters = outcome.clone() if passing else outcome
-                self._outcome = parameters[:trained], torch.cat((parameters[trained:], middle[length:]))
-        if length == len(middle):
+            view = state.view(exchange, self.flat)
+            mean, statistics = middle.tensor_split([len(middle) - view.separate])
+            found, outcome = merge.combine(view.kept, mean, weight, in_place=True)
+            state.store(view, found if merge.keeps else {}, outcome, statistics, vector)
+        if exchange.piece is not None:
+            replica = given.sent.clone() if exchange.beside else given.sent
+            replica[view.cut], replica[trained:] = outcome, statistics
+            return replica
+        if view.base is not None:
+            outcome = view.base + outcome
+        if not view.separate:
             return outcome
-        if length != trained:
-            return torch.cat((outcome, middle[length:]))
-        middle[:length].copy_(outcome)
+        if len(mean) != trained:
+            return torch.cat((outcome, statistics))
+        mean.copy_(outcome)
         return middle
 
-    def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
-        """Write into the replica, which has changed since a background exchange read it; overwrites ``sent``."""
-        if self.merged is not None:
-            self.merged.copy_(outcome)
-        back = exchange.background
-        if exchange.moment is not Moment.BACKGROUND:
-            self.flat.write(outcome)
-        elif back.lerp:
-            self.flat.interpolate(outcome, back.alpha)
-        else:
-            self.flat.add(torch.sub(outcome, sent, out=sent), back.alpha)
+    # ---------------------------------------------------------------- an outcome that enters some steps later
+    def check_free(self, exchange: Exchange, clock: int) -> None:
+        """Raise :class:`ConfigError` unless the last outcome entered at an earlier step than ``clock``."""
+        if self.due is not None or clock == self._entered:
+            raise overlapping(exchange)
+
+    def hold(self, change: Tensor) -> None:
+        """Keep what :meth:`enter` adds: shape (size,), or (trained,) for the parameters only."""
+        less = self.flat.size - len(change)
+        self._change = torch.cat((change, change.new_zeros(less))) if less else change
+
+    def enter(self) -> None:
+        """Add the outcome to the replica, which has trained since."""
+        change, self._change = self._change, None
+        self._entered, self.due = self.due or 0, None
+        if change is not None:
+            self.flat.add(change, 1.0)
+
+    def forget(self) -> None:
+        """Drop the outcome, because the replica was replaced."""
+        self._change, self.due, self._entered = None, None, 0
 
     def mean(self, total: Total, everybody: Exchange) -> Tensor:
         """Return the plain mean of all replicas, shape (size,), for evaluation; waits for all."""
@@ -366,19 +344,18 @@ class Replica:
         total(vector, everybody)
         return average(vector)
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the state of merges: vectors of shape (size,), and numbers."""
+    def state_dict(self, *, shown: bool = False) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the state of merges: vectors of shape (size,), and numbers; ``shown`` if the replica already includes
+        every outcome."""
         with self._changing:
             # Also before training: torch.distributed.checkpoint reads into the tensors that it finds here.
-            kept, outcome = self._first() if self._kept is None else (self._kept, self._outcome)
-            vectors = {key: one.clone() for key, one in kept.items() if isinstance(one, Tensor)}
-            if outcome is not None:
-                vectors["centre"] = self._centre(kept, outcome)
-            numbers = {key: one for key, one in kept.items() if not isinstance(one, Tensor)}
-            if (moving := self._movements or self._unmoved()) is not None:
-                more, counted = moving.state()
-                vectors, numbers = vectors | more, numbers | counted
-            return vectors, numbers
+            saved = (self._state or self._first()).saved()
+            if self._delays:
+                nothing = shown or self._change is None
+                saved[CHANGE] = self.flat.room().zero_() if nothing else self._change
+                saved[DUE] = 0.0 if nothing else float(self.due or 0)
+            vectors = {key: one.clone() for key, one in saved.items() if isinstance(one, Tensor)}
+            return vectors, {key: one for key, one in saved.items() if not isinstance(one, Tensor)}
 
     def check(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Raise :class:`Misfit` if an entry is missing or unexpected, :class:`CheckpointError` for vectors of
@@ -391,8 +368,9 @@ class Replica:
                 raise Misfit(sorted(found), f"{', '.join(names)} or nothing", what)
         for name, vector in vectors.items():
             if len(vector) != len(known[name]):
+                what = "what is under way" if name == CHANGE else "the centre"
                 raise CheckpointError(
-                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model "
+                    f"{what} in the checkpoint has {len(vector)} numbers ({name!r}), that of this model "
                     f"{len(known[name])}: resume with the model that the run began with"
                 )
 
@@ -400,14 +378,13 @@ class Replica:
         if not vectors:
             return
         kept: Kept = {key: one.to(self.flat.device, self.flat.dtype, copy=True) for key, one in vectors.items()}
-        if self._centred and (self._merge is None or self._merge.combined is Combined.MEAN):
-            centre = kept.pop("centre")
-            self._outcome = centre[: self.flat.trained], centre[self.flat.trained :]
-        moved, self._kept = outer_step.own(kept | numbers)
-        if moved:
-            self._movements = self._movements or self._unmoved()
-            assert self._movements is not None
-            self._movements.load(moved)
+        kept |= numbers
+        change, due = kept.pop(CHANGE, None), round(kept.pop(DUE, 0.0))
+        if due:
+            self._change, self.due = change, due
+        mean = self._merge is None or self._merge.combined is Combined.MEAN
+        self._state = MergeState(self._pieces)
+        self._state.load(kept, centred=self.flat.trained if self._centred and mean else 0)
 
 
 def broadcast_from_first(model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from uneven.policy.samples.order import Portion, Portions
 from uneven.policy.sync import SyncPolicy, refused
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.lines.traffic import Traffic
-from uneven.run.replicas.peers.background_thread import ShadowThread
+from uneven.run.replicas.peers.background_thread import BackgroundThread
 from uneven.run.replicas.peers.peer_exchanges import Order
 from uneven.run.replicas.peers.plans import Plans, at_moment
 from uneven.run.replicas.peers.replica import Replica
@@ -93,7 +94,7 @@ class ServerSync:
         self._on_record = on_record
         self._on_lost = on_lost
         self._on_nonfinite = on_nonfinite
-        self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._thread = BackgroundThread()
         self._outer = OuterMerges(self.copy, policy, members, sites)
         self._landed: deque[ExchangeRecord] = deque()  # of the background thread
         self._refused = False  # the copy has rejected an update of the background thread
@@ -105,7 +106,6 @@ class ServerSync:
         self._plan = StepPlan()
         self._in_step: tuple[Exchange, ...] = ()  # the plan's exchanges after the step
         self._background: tuple[Exchange, ...] = ()  # the plan's exchanges in the background
-        self._rests: tuple[Exchange, ...] = ()  # the last plan's exchange in the background
         self._moves = self._quorum = False  # whether the plan pushes movements, and waits for a quorum
         self.followed = False
         self.threads = 1
@@ -145,12 +145,12 @@ class ServerSync:
             self._take(plan)
         if self._epoch != part.epoch:
             self._epoch = part.epoch
-            self._shadow.paused()
+            self._thread.paused()
             # Under a quorum a worker must start an epoch with the newest copy, or it is too late for the next step.
             self._following &= not self._quorum
         # This worker may have had no sample of the epoch before, or get one that was requeued.
         self.copy.client.through(part.epoch)
-        self._shadow.resumed()
+        self._thread.resumed()
         if self._outer.wanted:
             self._outer.begin()
         elif self._moves:
@@ -166,7 +166,6 @@ class ServerSync:
         self._plan = plan
         self._in_step = (*at_moment(plan, Moment.BACKWARD), *at_moment(plan, Moment.STEP))
         self._background = at_moment(plan, Moment.BACKGROUND)
-        self._rests = self._background[:1] or self._rests
         self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
@@ -179,7 +178,7 @@ class ServerSync:
         """Carry out the exchanges after a step, or later if the loop was left in it (``leaving``)."""
         self._count(part)
         if leaving:
-            self._shadow.paused()
+            self._thread.paused()
             self._owed, self._following = True, False
             self.copy.client.through(part.epoch + 1)
             return False  # no worker has waited for all others
@@ -199,12 +198,12 @@ class ServerSync:
         self._iteration = part.iteration
         if self._landed or self._refused:
             self._write_down()
-        self._shadow.stepped()
+        self._thread.stepped()
 
     def open(self) -> None:
         """Prepare for a batch of one of several threads; does not wait, because all exchanges run in the background."""
         self.copy.begin(self._loaded, self.clock)
-        self._shadow.resumed()
+        self._thread.resumed()
 
     def over(self, part: Portion) -> None:
         """Count a step that may have overlapped with others of this worker."""
@@ -218,22 +217,22 @@ class ServerSync:
         self._carry(0)
 
     def paused(self) -> None:
-        self._shadow.paused()
+        self._thread.paused()
 
     @property
     def exchanging(self) -> bool:
-        return self._shadow.exchanging
+        return self._thread.exchanging
 
     def _carry(self, due: int) -> None:
         for exchange in self._in_step:
             self._meet(self._order(exchange), due)
         for exchange in self._background:
-            if self._shadow.free(exchange.background.load):
+            if self._thread.free(exchange.background.load):
                 order = self._order(exchange)
                 self._gives(order)
                 self._noted = self.copy.read() if self.claims.notes else None
                 self._outer.order(exchange)
-                self._shadow.offer(order, exchange.background.load)
+                self._thread.launch(partial(self._beside, order), load=exchange.background.load)
             else:
                 self._dropped += 1
 
@@ -313,10 +312,8 @@ class ServerSync:
         late = 0 if order.exchange.moment is Moment.BACKGROUND else late
         self._on_record(self._record(order, own, outcome, late, began_s))
 
-    def _beside(self, order: Order, resting: bool) -> bool:
+    def _beside(self, order: Order) -> None:
         """Exchange once in the background thread; afterwards the replica has kept its movement since."""
-        if resting:
-            return True
         began_s = time.perf_counter()
         try:
             own, outcome = self._outer.carry(order) or self._swapped(order)
@@ -324,12 +321,11 @@ class ServerSync:
             self._refused = True
             self.claims.gave()
             self.copy.follow(0)
-            return False
+            return
         self.claims.gave()
         meanwhile = self.clock - order.clock
         self._landed.append(self._record(order, own, outcome, meanwhile, began_s))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
-        return False
 
     def _swapped(self, order: Order) -> tuple[Values, Values]:
         own = self.copy.read() if self._noted is None else self._noted
@@ -389,9 +385,8 @@ class ServerSync:
         return values
 
     def _settle(self) -> None:
-        self._shadow.paused()
-        if self._rests:
-            self._shadow.rest(Order(self._rests[0], self.clock, self._iteration, 0, 0, 1.0))
+        self._thread.paused()
+        self._thread.wait()
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end
@@ -427,7 +422,7 @@ class ServerSync:
     def leave(self, failed: bool) -> None:
         """End the run; others may still need a shard in this process, unless an error occurred.
         Raises :class:`PeerError` if the workers' store does not answer."""
-        failed = failed or self._shadow.failed
+        failed = failed or self._thread.failed
         try:
             if self.copy.begun:
                 if not failed:
@@ -436,5 +431,5 @@ class ServerSync:
                     self.copy.client.remove_member(self._rank).result()
                 self.copy.client.close(leave=not failed)
         finally:
-            self._shadow.close()
+            self._thread.close()
             self._home.close(self._own_pace.shutdown, self._timeout_s, failed=failed)

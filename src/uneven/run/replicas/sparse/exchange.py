@@ -24,13 +24,14 @@ from uneven.run.replicas.peers.replica import ExchangeResult
 from uneven.run.replicas.sparse.dense_sum import WholeSum
 from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
 from uneven.run.replicas.sparse.mirror_clock import MirrorClock
-from uneven.run.replicas.sparse.outcome import LateEntries, outcome_of
+from uneven.run.replicas.sparse.outcome import outcome_of
 from uneven.run.replicas.sparse.overlay import Overlay, sparse
 from uneven.run.replicas.sparse.selective_barrier import Announcements
 from uneven.runtime.messages.peer_messages import PeerMessages
 
 Party = tuple[int, ...]
 Saved = TypeVar("Saved")
+_Heard = tuple[float, dict[int, Unpacked], int]  # time of asking; messages by place; bytes forwarded
 
 OWN = "entries-"
 HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
@@ -164,21 +165,21 @@ class EntriesExchange:
 
     def begin_late(
         self, exchange: Exchange, moved: Moved, landed: Callable[[ExchangeResult, float], None]
-    ) -> LateEntries:
+    ) -> tuple[Callable[[], _Heard], Callable[[_Heard], torch.Tensor]]:
         """Send the picked entries of an exchange whose outcome enters some steps later.
-        ``landed`` is called with its result, and the seconds of training that it took."""
+        Returns what receives those of the others, and what merges them into the change of the replica. ``landed`` is
+        called with its result, and the seconds of training that it took."""
         began_s = time.perf_counter()
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
         messages, sent_bytes = self._give(exchange.select, moved, own, movement)
 
-        def hear() -> tuple[dict[int, Unpacked], int]:
+        def hear() -> _Heard:
             assert exchange.select is not None
-            return self._hear(exchange.select, moved.clock, messages)
+            return time.perf_counter(), *self._hear(exchange.select, moved.clock, messages)
 
-        def arrive() -> torch.Tensor:
-            here_s = time.perf_counter()
-            heard, more_bytes = hear()
+        def arrive(found: _Heard) -> torch.Tensor:
+            here_s, heard, more_bytes = found
             assert self._base is not None
             outcome = outcome_of(exchange.merge, own.copy(), self._base.cpu().numpy(), heard, self._mine)
             self._spare, self._base = self._base, torch.from_numpy(outcome).to(self._flat.device)
@@ -186,7 +187,7 @@ class EntriesExchange:
             return torch.from_numpy(np.subtract(outcome, own, out=own)).to(self._flat.device)
 
         gave_s = time.perf_counter() - began_s
-        return LateEntries(arrive, hear)
+        return hear, arrive
 
     def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
         """Return the replica and its movement since the last exchange, each (size,), and whether that is finite."""

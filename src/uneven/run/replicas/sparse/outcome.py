@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from uneven.policy.core.actions import Combined, Merge
 from uneven.policy.select.pack import Unpacked
@@ -31,10 +29,3 @@ def outcome_of(merge: Merge, own: Array, base: Array, heard: Mapping[int, Unpack
     for place, weight in zip(places, weights, strict=True):
         heard[place].picked.add_to(change, weight / total if total > 0 else 1 / len(places))
     return np.add(base, change, out=own)
-
-
-class LateEntries(NamedTuple):
-    """Entries under way; implements ``parameters.late.UnderWay``."""
-
-    arrive: Callable[[], torch.Tensor]
-    drop: Callable[[], object]

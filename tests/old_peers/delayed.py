@@ -14,7 +14,7 @@ from uneven.errors import CheckpointError, TrainingError
 from uneven.policy.core.actions import Exchange, overlapping
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
-from uneven.run.replicas.peers.replica import ExchangeResult, Replica
+from old_peers.replica import ExchangeResult, Replica
 
 OWN = "late-"
 CHANGE, DUE = f"{OWN}change", f"{OWN}due"

@@ -1,0 +1,1 @@
+"""The replica as it was, against which the new one is compared."""
