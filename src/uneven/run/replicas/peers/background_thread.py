@@ -43,7 +43,7 @@ class BackgroundThread:
 
     @property
     def failed(self) -> bool:
-        """True if the thread has failed, and no later step waits for what it did."""
+        """True if the thread has failed, and :meth:`arrive` will not raise its error."""
         return self._ended and not self._leaving and self._held is None
 
     def stepped(self) -> None:
@@ -99,7 +99,7 @@ class BackgroundThread:
 
     # ---------------------------------------------------------------- a delayed exchange
     def hold(self, receive: Job, land: Callable[[Any], object]) -> None:
-        """Keep an exchange until its outcome is needed: what ``receive`` waits for and returns, ``land`` merges."""
+        """Keep an exchange until its outcome is needed: ``receive`` waits for it, ``land`` merges its result."""
         self._held = receive, land
 
     def arrive(self, drop: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What merges keep of a replica between exchanges, and the part of a replica that an exchange is of."""
+"""The state of merges between exchanges, and the part of a replica that an exchange is of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uneven.policy.core.actions import Combined, Exchange, Merge, Payload, span
 from uneven.policy.merge import Kept
 from uneven.run.replicas.flat import Flat
 
-_MOVED = -1  # the place of movements in what is kept; pieces have their number
+_MOVED = -1  # the place of movements; the place of a piece is its number
 _OF_MOVED = "movements-"
 
 
@@ -52,7 +52,7 @@ class MergeState:
     outcome: tuple[Tensor, Tensor] | None = None
 
     def begin(self, merge: Merge, start: Tensor) -> None:
-        """Keep what a mean keeps before the first exchange of any piece; ``start`` has shape (size,)."""
+        """Initialize the state of a mean, of each piece; ``start`` has shape (size,)."""
         for place in range(self.pieces or 1):
             self.kept[place] = merge.begin(start[self._cut(place, len(start))].clone())
         if "centre" in self.kept[0]:
@@ -76,7 +76,7 @@ class MergeState:
         return PayloadView(place, span(piece, end), flat.size - end, kept, base)
 
     def store(self, view: PayloadView, found: Kept, outcome: Tensor, statistics: Tensor, memory: Tensor) -> None:
-        """Keep what a mean comes to; the next exchange overwrites ``memory``, that of the sum."""
+        """Keep state and outcome of a mean; the next exchange overwrites ``memory``, that of the sum."""
 
         def own(one: Tensor) -> Tensor:
             return one.clone() if one.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr() else one

@@ -39,7 +39,7 @@ CHANGE, DUE = "late-change", "late-due"  # in a checkpoint: the delayed outcome,
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
-    """The result of an exchange: what a replica that was s becomes.
+    """The result of an exchange, in which a replica s becomes m.
 
     Attributes:
         distance: root mean square of this replica's distance from the mean, over the parameters; with picked entries,
@@ -95,7 +95,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 class Replica:
     """The exchanged part of ``model``: the trained parameters, and the running statistics of batch norm.
 
-    An exchange has three parts, in any threads, one after the other: :meth:`give`, :meth:`combine`, :meth:`land`.
+    An exchange has three parts: :meth:`give`, :meth:`combine`, :meth:`land`. Each may run in another thread.
     Statistics are linear in those of the batches, so they are averaged with the parameters' weights, or merged like
     them if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges.
     ``merged`` is the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was
@@ -284,7 +284,7 @@ class Replica:
                 self.flat.interpolate(replica, back.alpha)
             else:
                 self.flat.add(torch.sub(replica, sent, out=sent), back.alpha)
-        if self._moving is not None:  # what comes from others does not count as moved
+        if self._moving is not None:  # changes by others do not count as moved
             after = replica if exchange.payload is Payload.DELTA and replica is not None else self.flat.read()
             self._begun().base = after[: self.flat.trained].clone()
 
@@ -323,7 +323,7 @@ class Replica:
             raise overlapping(exchange)
 
     def hold(self, change: Tensor) -> None:
-        """Keep what :meth:`enter` adds: shape (size,), or (trained,) for the parameters only."""
+        """Keep the change that :meth:`enter` adds: shape (size,), or (trained,) for the parameters only."""
         less = self.flat.size - len(change)
         self._change = torch.cat((change, change.new_zeros(less))) if less else change
 

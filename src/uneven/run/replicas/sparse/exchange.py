@@ -167,8 +167,8 @@ class EntriesExchange:
         self, exchange: Exchange, moved: Moved, landed: Callable[[ExchangeResult, float], None]
     ) -> tuple[Callable[[], _Heard], Callable[[_Heard], torch.Tensor]]:
         """Send the picked entries of an exchange whose outcome enters some steps later.
-        Returns what receives those of the others, and what merges them into the change of the replica. ``landed`` is
-        called with its result, and the seconds of training that it took."""
+        Returns two functions: the first receives the entries of other parties, the second merges them and returns the
+        change of the replica. ``landed`` is called with the result, and the seconds of training that it took."""
         began_s = time.perf_counter()
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None

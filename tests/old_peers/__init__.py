@@ -1,1 +1,0 @@
-"""The replica as it was, against which the new one is compared."""
