@@ -82,8 +82,8 @@ def test_what_sites_at_their_own_pace_exchange_is_carried_and_nothing_like_it() 
     assert refused(carried) is None
     for other in (
         (near, replace(far, via=Via.GROUP)), (near, replace(far, select=TopK(0.1))), (near, replace(far, merge=Mean())),
-        (near, replace(far, far=Far(barrier_bytes=8.0))), (near, replace(far, moment=Moment.BACKGROUND)), (near, far, far),
-        (replace(near, members=(0, 1, 2, 3)), far),
+        (near, replace(far, far=Far(barrier_bytes=8.0))), (near, replace(far, moment=Moment.BACKGROUND)),
+        (near, far, far), (replace(near, members=(0, 1, 2, 3)), far),
     ):  # fmt: skip
         assert refused(StepPlan(exchanges=other)), other
     assert refused(replace(carried, waits=(Wait((0, 1), 3),)))
