@@ -33,7 +33,7 @@ def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext
     seen = run.epoch()
     if me.rank == 1:
         assert run.agreement.clock == 9, "six samples at a time"
-        assert run.agreement._dropped == 8, "the exchange after the first step is still under way"
+        assert run.agreement.ledger.dropped == 8, "the exchange after the first step is still under way"
         assert run.exchanges == []
         through.touch()
     shown = run.shown()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import Outlook, by_server, outlook
@@ -20,7 +21,6 @@ from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
-from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
 from uneven.run.reports.reporting import Reports
 from uneven.run.samples.async_sampling.shared import OwnPace
@@ -59,7 +59,7 @@ class NoModel:
     """Replaces :class:`Attached` before a session has a model; only a single process can train then."""
 
     def __init__(self, context: Context) -> None:
-        self.agreement = NoSync(Plans(context.policy, context.rank, context.members, context.sites))
+        self.agreement = NoSync(StepPlans(context.policy, context.rank, context.members, context.sites))
         self.watch = Unwatched()
         self._members = context.members
 

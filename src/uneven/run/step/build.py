@@ -14,6 +14,7 @@ from torch import nn
 
 from uneven.policy.balance import Balancer
 from uneven.policy.control.reports import Report
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import Exchange, Moment
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.registry import describe
@@ -42,7 +43,6 @@ from uneven.run.model.batch_norm import batch_norms
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.peers.background_sync import BackgroundPeerSync
 from uneven.run.replicas.peers.peer_sync import PeerSync
-from uneven.run.replicas.peers.plans import GroupPlans, Plans
 from uneven.run.replicas.peers.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
 from uneven.run.replicas.server.locate import find_home
@@ -145,7 +145,7 @@ def exchanging(
         return _through_server(context, model, own_pace, observer)
     if not out.gradients_of_all(context.members):
         return _among_peers(context, model, out, own_pace, observer)
-    return NoSync(Plans(context.policy, context.rank, context.members, context.sites))
+    return NoSync(StepPlans(context.policy, context.rank, context.members, context.sites))
 
 
 def _among_peers(
@@ -154,7 +154,7 @@ def _among_peers(
     _advise(context, model)
     replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
     who, there = (context.policy, context.rank, context.members, context.sites), context.participants
-    plans = GroupPlans(*who) if there.changes and in_groups(context.policy) else Plans(*who)
+    plans = StepPlans(*who, grouped=there.changes and in_groups(context.policy))
     how = replica, barrier, plans
     beside = there if isinstance(there, BesideElastic) else None
     agreement = PeerSync(*who, *how) if beside is None else BackgroundPeerSync(beside, *who, *how)
@@ -250,7 +250,7 @@ def _between_sites(context: Context, parties: Sequence[Members], agreement: PerS
     sites = [
         OtherSite(party[0], connection.traffic.open(f"entries {names[mine]} to {names[party]}")) for party in others
     ]
-    plans = Plans(deepcopy(context.policy), rank, context.members, context.sites)
+    plans = StepPlans(deepcopy(context.policy), rank, context.members, context.sites)
     return BetweenSites(plans, sites, post, agreement.rate)
 
 

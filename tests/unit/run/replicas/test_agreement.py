@@ -99,10 +99,11 @@ def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
                  on_nonfinite=lambda: None)  # fmt: skip
     said = []
     for iteration in range(4):
-        one.before(part(iteration, 0, 2), one.plan())
-        assert one._plan.exchanges == ()
+        now = replace(part(iteration, 2), members=(1,))
+        one.before(now, one.plan())
+        assert one.ledger.plan.exchanges == ()
         optimizer.step()
-        said.append(one.after(replace(part(iteration, 0, 2), shares=(2,)), leaving=False))
+        said.append(one.after(now, leaving=False))
     assert said == [False, True, False, True]
 
 
@@ -212,10 +213,10 @@ def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(mo
     one.leave(failed=True)
     before = [0, *begun_at]
     assert [order.clock for order in begun] == begun_at
-    assert [order.gap for order in begun] == [clock - last for last, clock in pairwise(before)]
-    assert [order.dropped for order in begun] == [order.gap - 1 for order in begun]
+    assert [order.merges.gap for order in begun] == [clock - last for last, clock in pairwise(before)]
+    assert [order.dropped for order in begun] == [order.merges.gap - 1 for order in begun]
     used = [4, 4, 4, 5, 5, 5, 5, 5, 5]
-    assert [order.samples for order in begun] == [sum(used[last:clock]) for last, clock in pairwise(before)]
+    assert [order.merges.own for order in begun] == [sum(used[last:clock]) for last, clock in pairwise(before)]
 
 
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(60.0, 30.0), (3600.0, 300.0)])

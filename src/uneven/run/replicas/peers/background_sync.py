@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from uneven.policy.core.actions import Exchange, Moment, StepPlan
+from uneven.policy.control.ledger import Order
+from uneven.policy.core.actions import StepPlan
 from uneven.policy.samples.order import Portion
 from uneven.run.membership.elastic_background_sync import BesideElastic
-from uneven.run.replicas.peers.peer_exchanges import Order
 from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
@@ -37,13 +37,11 @@ class BackgroundPeerSync(PeerSync):
         self._exchanges.urgent = self._elastic.urgent
         return super().after(part, leaving)
 
-    def _order(self, exchange: Exchange) -> Order:
-        order = super()._order(exchange)
+    def _launch(self, order: Order) -> None:
         # Read in the training thread, so that the merge holds exactly the samples noted for it.
-        order.own = self._copy = self._replica.flat.read(self._copy)
-        order.over = self._elastic.merged
+        self._copy = self._replica.flat.read(self._copy)
         self._elastic.begins_merge()
-        return order
+        self._exchanges.begin(order, self._copy, self._elastic.merged)
 
     # ---------------------------------------------------------------- merges
     @property
@@ -52,8 +50,8 @@ class BackgroundPeerSync(PeerSync):
 
     def merge(self) -> None:
         self._begin()
-        for exchange in self._next(Moment.BACKGROUND):
-            self._exchanges.begin(self._order(exchange))
+        for order in self.ledger.resting():
+            self._launch(order)
 
     def settle(self) -> None:
         self._elastic.settle()
@@ -80,5 +78,4 @@ class BackgroundPeerSync(PeerSync):
         self._replica.flat.write(merged)
         self._replica.merged = merged
         self._begin()
-        self._gap = self._dropped = 0
-        self._fresh, self._since = {}, None
+        self.ledger.forget()

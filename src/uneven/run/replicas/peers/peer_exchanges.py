@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import Exchange
-from uneven.policy.core.membership import Meeting
 from uneven.policy.core.records import ExchangeRecord
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.step_check import mark, out_of_step
@@ -48,41 +47,12 @@ class StepPosition(NamedTuple):
         return 2 * self.clock + self.shows
 
 
-@dataclass(slots=True)
-class Order:
-    """An exchange to carry out, and this worker's input to it.
-
-    Attributes:
-        clock: steps in the replica when the exchange was ordered.
-        samples, gap: samples and steps of this worker since its last exchange.
-        weight: samples of this worker, or of its party.
-        place: of all workers if they take the same steps; otherwise None.
-        part: the weight of this worker's own steps.
-        rate: the learning rate as a part of the first one.
-        own: the replica to exchange, shape (size,), overwritten; None reads it at that time.
-        over: called in the thread of the exchange when it is complete.
-    """
-
-    exchange: Exchange
-    clock: int
-    iteration: int
-    samples: int
-    gap: int
-    weight: float
-    dropped: int = 0
-    threads: int = 1
-    place: StepPosition | None = None
-    part: float = 1.0
-    rate: float = 1.0
-    own: Tensor | None = None
-    over: Callable[[], None] | None = None
-
-
 class Exchanges:
     """This worker's lines for parameters, and the background thread.
 
     Args:
         roll: names the missing workers; None for a single-process run.
+        together: whether all workers take the same steps, so that each exchange has one place in the loop.
         shadowed, delayed: whether any exchange runs in the background, and whether any outcome enters some steps later.
         recovery: makes the exchanges if members come and go; otherwise None.
 
@@ -96,6 +66,7 @@ class Exchanges:
         *,
         rank: int,
         roll: RollCall | None,
+        together: bool = True,
         timeout_s: float,
         shadowed: bool,
         delayed: bool = False,
@@ -110,6 +81,7 @@ class Exchanges:
         self._replica = replica
         self._entries = entries
         self._rank = rank
+        self._together = together
         self._clock = clock
         self._observer = observer
         self._on_record = on_record
@@ -128,6 +100,7 @@ class Exchanges:
         patience_s = min(PATIENCE_S, timeout_s / 2)
         self._thread = BackgroundThread(patience_s)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
+        self._rested: Order | None = None  # this worker's samples of it were contributed while it rested
 
     def free_for(self, exchange: Exchange) -> bool:
         """Return whether it may start in the background: nothing is under way, and its load allows it.
@@ -164,8 +137,8 @@ class Exchanges:
     def failed(self) -> bool:
         return self._thread.failed
 
-    def meet(self, order: Order, groups: Meeting | None = None) -> None:
-        """Exchange in the foreground, waiting for the others; ``groups`` of None means all members together.
+    def meet(self, order: Order) -> None:
+        """Exchange in the foreground, waiting for the others.
 
         Raises:
             PeerError: a worker did not take part.
@@ -177,7 +150,7 @@ class Exchanges:
             self._begin_late(order)
             return
         self._observer.ready()
-        met = self._met(order, groups)
+        met = self._met(order)
         self._observer.done()
         self._land(order, met, time.perf_counter() - began_s)
         self.write_down()
@@ -186,12 +159,12 @@ class Exchanges:
         replica, exchange, landed = self._replica, order.exchange, partial(self._land, order)
         replica.check_free(exchange, order.clock)
         if exchange.select is None:
-            given = replica.give(exchange, order.weight)
+            given = replica.give(exchange, order.merges.weight)
             self._thread.launch(partial(self._sum_late, order, given))
             self._thread.hold(self._thread.wait, partial(self._land_late, order, given))
         elif self._entries is not None and exchange.parties == self._entries.parties:
             self._observer.ready()
-            moved = Moved(order.clock, order.weight, order.part, order.rate)
+            moved = Moved(order.clock, order.merges.weight, order.part, order.rate)
             hear, change = self._entries.begin_late(exchange, moved, landed)
             self._thread.hold(hear, lambda heard: replica.hold(change(heard)))
             self._observer.done()
@@ -202,7 +175,7 @@ class Exchanges:
 
     def _sum_late(self, order: Order, given: Given) -> tuple[int, float]:
         began_s = time.perf_counter()
-        sent_bytes = self._in_step(order.place, given.vector, order.exchange, self._aside)
+        sent_bytes = self._in_step(self._place(order), given.vector, order.exchange, self._aside)
         return sent_bytes, time.perf_counter() - began_s
 
     def _land_late(self, order: Order, given: Given, summed: tuple[int, float]) -> None:
@@ -224,26 +197,26 @@ class Exchanges:
         self.write_down()
         return True
 
-    def _met(self, order: Order, groups: Meeting | None) -> ExchangeResult:
+    def _met(self, order: Order) -> ExchangeResult:
         exchange = order.exchange
         if isinstance(self._line, RecoveredVectors):
-            return self._met_again(self._line, order, groups)
+            return self._met_again(self._line, order)
         if exchange.select is None:
-            return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
+            return self._replica.meet(exchange, order.merges.weight, partial(self._in_step, self._place(order)))
         if self._entries is None or exchange.parties != self._entries.parties:
             return ExchangeResult(0, 0.0, True, 0)  # a party of one has no peer
-        return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
+        return self._entries.meet(exchange, Moved(order.clock, order.merges.weight, order.part, order.rate))
 
-    def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> ExchangeResult:
+    def _met_again(self, line: RecoveredVectors, order: Order) -> ExchangeResult:
         """Exchange while members may change, and with them the party that this worker represents."""
 
         def spoken_for() -> float:
-            return line.spoken_for(order.iteration) if order.exchange.parties else order.weight
+            return line.spoken_for(order.iteration) if order.exchange.parties else order.merges.weight
 
         def total(vector: Tensor, exchange: Exchange) -> int:
             # Called when the vector is sent, again after a loss: by then the party may have changed.
             weight = (lambda: spoken_for() / before) if before else None
-            return line.total(vector, self._named(exchange), order.place, groups, weight)
+            return line.total(vector, self._named(exchange), self._place(order), order.meeting, weight)
 
         before = spoken_for()
         return self._replica.meet(order.exchange, before, total, alone=False)
@@ -284,10 +257,15 @@ class Exchanges:
             self._entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
         self._replica.load_state_dict(vectors, kept)
 
-    def begin(self, order: Order) -> None:
-        """Start an exchange in the background and return immediately; no other may be under way there."""
+    def begin(self, order: Order, own: Tensor | None = None, over: Callable[[], None] | None = None) -> None:
+        """Start an exchange in the background and return immediately; no other may be under way there.
+
+        Args:
+            own: the replica to exchange, shape (size,), overwritten; None reads it at that time.
+            over: called in the thread of the exchange when it is complete.
+        """
         gather = partial(self._gather, order.exchange)
-        self._thread.launch(partial(self._beside, order), gather, order.exchange.background.load)
+        self._thread.launch(partial(self._beside, order, own, over), gather, order.exchange.background.load)
 
     def rest(self, order: Order) -> None:
         """Finish the exchanges in the background, on all workers; see :class:`BackgroundThread`."""
@@ -336,29 +314,41 @@ class Exchanges:
         # The dtype must not depend on a rank's torch default: gloo aborts the process if dtypes differ.
         self._total(self._aside, torch.zeros(1, dtype=torch.float32), exchange)
 
-    def _beside(self, order: Order, resting: bool = False) -> bool:
+    def _beside(
+        self,
+        order: Order,
+        own: Tensor | None = None,
+        over: Callable[[], None] | None = None,
+        resting: bool = False,
+    ) -> bool:
         """Exchange once in the background thread; return whether all workers rest."""
         if isinstance(self._line, RecoveredVectors):
-            return self._beside_again(self._line, order)
+            return self._beside_again(self._line, order, own, over)
         began_s = time.perf_counter()
-        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
-        if order.weight or not resting:
+        weight = 0 if order is self._rested else order.merges.weight
+        met = self._replica.meet(order.exchange, weight, partial(self._total, self._aside), resting=resting)
+        if weight or not resting:
             self._land(order, met, time.perf_counter() - began_s)
         if resting:
-            order.weight = 0.0  # this worker has contributed its samples
+            self._rested = order
         return met.resting == len(order.exchange.members)
 
-    def _beside_again(self, line: RecoveredVectors, order: Order) -> bool:
+    def _beside_again(
+        self, line: RecoveredVectors, order: Order, own: Tensor | None, over: Callable[[], None] | None
+    ) -> bool:
         def total(vector: Tensor, exchange: Exchange) -> int:
             return line.total(vector, self._named(exchange), None)
 
         began_s = time.perf_counter()
-        met = self._replica.meet(order.exchange, order.weight, total, alone=False, own=order.own)
-        if order.gap:
+        met = self._replica.meet(order.exchange, order.merges.weight, total, alone=False, own=own)
+        if order.merges.gap:
             self._land(order, met, time.perf_counter() - began_s)
-        if order.over is not None:
-            order.over()
+        if over is not None:
+            over()
         return False
+
+    def _place(self, order: Order) -> StepPosition | None:
+        return StepPosition(order.epoch, order.iteration, order.clock) if self._together else None
 
     def _in_step(
         self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None
@@ -396,8 +386,8 @@ class Exchanges:
             at_s=time.time(),
             moment=order.exchange.moment.value,
             members=len(order.exchange.members),
-            samples=order.samples,
-            gap=order.gap,
+            samples=order.merges.own,
+            gap=order.merges.gap,
             late=self._clock() - order.clock,
             took_s=took_s,
             sent_bytes=met.sent_bytes,

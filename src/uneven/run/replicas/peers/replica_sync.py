@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.membership import Meeting
 from uneven.policy.samples.order import Portion, Portions
-from uneven.run.replicas.peers.plans import Plans
 
 
 class ReplicaSync(Protocol):
@@ -107,7 +107,7 @@ class NoSync:
     followed = exchanging = apart = False
     gradients_only = True
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: StepPlans) -> None:
         self.plans = plans
         self.clock = 0
 

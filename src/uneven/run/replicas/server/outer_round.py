@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import ConfigError
+from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import Exchange, Merge, Payload
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import SyncPolicy, first_plans
 from uneven.run.model.batch_norm import batch_norms
-from uneven.run.replicas.peers.peer_exchanges import Order
 from uneven.run.replicas.server.client_copy import OuterStep, ServerParameters, Values
 
 Members = tuple[int, ...]
@@ -71,7 +71,7 @@ class OuterMerges:
         served = exchange.merge.served_step()
         assert served is not None, "refused before it came here"
         momentum, rate = served
-        weight = max(exchange.merge.weight(order.samples), _LEAST)
+        weight = max(exchange.merge.weight(order.merges.own), _LEAST)
         how = OuterStep(weight=weight, quorum=quorum.count, momentum=momentum, grace=quorum.grace)
         return own, self._copy.merge(order.clock - 1, rate * self._copy.moved(own), how)
 

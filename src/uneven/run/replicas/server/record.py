@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
+from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import Moment
 from uneven.policy.core.records import ExchangeRecord
-from uneven.run.replicas.peers.peer_exchanges import Order
 from uneven.run.replicas.server.client_copy import Values
 
 
@@ -28,8 +28,8 @@ def record_of(order: Order, rank: int, moved: Values, late: int, sent_bytes: int
         at_s=time.time(),
         moment=(Moment.STEP if exchange.moment is Moment.BACKWARD else exchange.moment).value,
         members=len(exchange.members),
-        samples=order.samples,
-        gap=order.gap,
+        samples=order.merges.own,
+        gap=order.merges.gap,
         late=late,
         took_s=time.perf_counter() - began_s,
         sent_bytes=sent_bytes,

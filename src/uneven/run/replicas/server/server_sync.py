@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from uneven.errors import ConfigError, NonFiniteError, TrainingError
+from uneven.policy.control.ledger import Order, Unmerged
+from uneven.policy.control.step_plans import StepPlans, at_moment
 from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.samples.order import Portion, Portions
@@ -31,8 +33,6 @@ from uneven.policy.sync import SyncPolicy, refused
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.peer_exchanges import Order
-from uneven.run.replicas.peers.plans import Plans, at_moment
 from uneven.run.replicas.peers.replica import Replica
 from uneven.run.replicas.peers.saved_parts import taken
 from uneven.run.replicas.server.client_copy import ServerParameters, Values
@@ -84,7 +84,7 @@ class ServerSync:
     ) -> None:
         self._policy = policy
         self._replica = replica
-        self._plans = Plans(policy, own_pace.rank, members, sites)
+        self._plans = StepPlans(policy, own_pace.rank, members, sites)
         self._home = home
         self._own_pace = own_pace
         self._timeout_s = timeout_s
@@ -243,12 +243,11 @@ class ServerSync:
 
     def _order(self, exchange: Exchange) -> Order:
         order = Order(
-            exchange,
+            exchange=exchange,
             clock=self.clock,
+            epoch=self._epoch,
             iteration=self._iteration,
-            samples=self._samples,
-            gap=self._gap,
-            weight=1.0,
+            merges=Unmerged(self._gap, self._samples),
             dropped=self._dropped,
             threads=self.threads,
         )
@@ -296,7 +295,7 @@ class ServerSync:
         self._gives(order)
         try:
             if quorum is not None:
-                outcome, late = self.copy.contribute(quorum.count, own, order.samples)
+                outcome, late = self.copy.contribute(quorum.count, own, order.merges.own)
                 order = replace(order, dropped=order.dropped + int(late > 0))
             else:
                 outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)

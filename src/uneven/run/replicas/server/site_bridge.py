@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from uneven.errors import NonFiniteError, PeerError
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.select import Accumulator, Picked, pack, unpack
 from uneven.run.lines.traffic import Traffic
-from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
 from uneven.runtime.messages.peer_messages import PeerMessages
 from uneven.runtime.parameter_server.connection import ShardLine
@@ -65,7 +65,7 @@ class BetweenSites:
     """
 
     def __init__(
-        self, plans: Plans, others: Sequence[OtherSite], post: PeerMessages, rate: Callable[[], float]
+        self, plans: StepPlans, others: Sequence[OtherSite], post: PeerMessages, rate: Callable[[], float]
     ) -> None:
         self._plans = plans
         self._others = list(others)
