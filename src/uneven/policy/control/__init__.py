@@ -3,6 +3,9 @@
 A :class:`~uneven.policy.control.controller.Controller` is the whole loop as a state machine: a
 :class:`~uneven.policy.control.reporter.Reporter` per worker makes its reports, and a
 :class:`~uneven.policy.control.decider.Decider` turns all reports into splits.
+
+The exchanges of a worker are apart from it: a :class:`~uneven.policy.control.ledger.StepLedger` counts steps and orders
+exchanges.
 """
 
 from uneven.policy.control.controller import CallForReports, Controller, GiveReport, Instruction

@@ -8,9 +8,8 @@
     ended(step, free)          an outcome that is due enters · exchanges after the step · in the background, if free
     landed(order)
 
-A real run, Hogwild threads and the simulator drive the same ledger. It knows neither tensors nor messages. Its main
-state is one list: the steps in the replica that no exchange has merged yet. Samples, weights, and the place from which
-samples are missing in other replicas follow from that list.
+Its main state is one list: the steps in the replica that no exchange has merged yet. Samples, weights, and the place
+from which samples are missing in other replicas follow from that list. The driver reads and writes the replicas.
 
 The ledger makes each instruction when the driver asks for it, because an exchange may change the members and free the
 background. So the driver carries out an instruction before it asks for the next one.
@@ -239,8 +238,8 @@ class StepLedger:
 
     @property
     def met(self) -> bool:
-        """True if all workers waited for each other in the last step; the same on every worker, even if it is in a
-        group of one and exchanges nothing."""
+        """True if all workers waited for each other in the last step. All workers have the same answer, also one in a
+        group of one, which exchanges nothing."""
         if self._group_every is not None:  # a worker may still wait for another group
             return self.clock % self._group_every == 0
         return self._waits_for_all
