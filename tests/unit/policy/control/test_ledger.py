@@ -217,6 +217,43 @@ def test_groups_settle_among_all_even_right_after_their_exchange() -> None:
     assert one.orders[1].exchange.members == (0, 1, 2, 3)
 
 
+class Turning(Planned):
+    """Pairs that change at each step."""
+
+    def __init__(self) -> None: ...
+
+    def plan(self, view: SyncView) -> StepPlan:
+        pairs = ((0, 1), (2, 3)) if view.clock % 2 else ((0, 2), (1, 3))
+        own = next(pair for pair in pairs if view.rank in pair)
+        return StepPlan(exchanges=(replace(ALL, members=own),))
+
+
+def test_groups_meet_as_the_plan_of_their_step_says() -> None:
+    one = Driver(Turning(), members=(0, 1, 2, 3), grouped=True)
+    one.step(1, 1, 1, 1)
+    one.step(1, 1, 1, 1)
+    meetings = [order.meeting for order in one.orders]
+    assert [None if one is None else one(0, (0, 1, 2, 3)) for one in meetings] == [((0, 2), (1, 3)), ((0, 1), (2, 3))]
+
+
+def test_replicas_are_not_equal_after_a_piece() -> None:
+    one = Driver(Planned(StepPlan(exchanges=(replace(ALL, piece=(0, 2)),))))
+    one.step()
+    assert one.orders
+    assert not one.ledger.equal
+
+
+def test_a_loaded_outcome_enters_at_its_clock() -> None:
+    one = Driver("ma:every=9")
+    one.step()
+    other = Driver("ma:every=9")
+    other.ledger.load(one.ledger.state(), due=3)
+    other.step()
+    assert other.done == []
+    other.step()
+    assert other.done == [Enter(3)]
+
+
 def test_a_newcomer_makes_replicas_unequal_and_a_loss_does_not() -> None:
     one = Driver("ma:every=1")
     one.step()
