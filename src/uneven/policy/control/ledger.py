@@ -155,14 +155,8 @@ class StepLedger:
         self._earlier = _NOTHING  # unmerged before these
 
     # ---------------------------------------------------------------- events
-    def next_plan(self, ahead: int = 0) -> StepPlan:
-        """Return the policy's plan for the next step, ``ahead`` steps after the counted ones."""
-        return self.plans.at(self.clock + ahead)
-
     def take(self, plan: StepPlan) -> None:
-        """Take the plan of a step, which rarely differs from that of the step before."""
-        if plan is self.plan:
-            return
+        """Take a plan, which rarely differs from that of the step before."""
         self.plan = plan
         self._after, self._background = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND and not one.delay)
@@ -170,7 +164,8 @@ class StepLedger:
 
     def began(self, plan: StepPlan) -> None:
         """Begin a step, after :meth:`owing`."""
-        self.take(plan)
+        if plan is not self.plan:
+            self.take(plan)
         self.equal = False  # an evaluation in the middle of the loop comes after this step
 
     def ended(
@@ -196,12 +191,9 @@ class StepLedger:
             return ()
         return self._following(free)
 
-    def owing(self) -> Iterator[Instruction]:
-        """Yield what must be done before a step or an evaluation begins."""
-        yield from self._entering()
-        owed, self._owed = self._owed, ()
-        for exchange in owed:
-            yield self._order(exchange)
+    def owing(self) -> Iterable[Instruction]:
+        """Return what must be done before a step or an evaluation begins."""
+        return self._making_up() if self._owed or self._under_way else ()
 
     def settling(self) -> Iterator[Instruction]:
         """Yield what merges all steps, as at the end of an epoch where workers may leave."""
@@ -249,6 +241,12 @@ class StepLedger:
         return self.plans.groups(self.clock, Payload.GRADIENT)
 
     # ---------------------------------------------------------------- orders
+    def _making_up(self) -> Iterator[Instruction]:
+        yield from self._entering()
+        owed, self._owed = self._owed, ()
+        for exchange in owed:
+            yield self._order(exchange)
+
     def _following(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         yield from self._entering()
         for exchange in self._after:
@@ -328,7 +326,7 @@ class StepLedger:
             merged: of the replica as the last exchange left it; then ``lacking`` is the place of later samples.
         """
         hand = len(used)
-        owed = at_moment(self.next_plan(hand - 1), Moment.STEP) if used else self._owed
+        owed = at_moment(self.plans.at(self.clock + hand - 1), Moment.STEP) if used else self._owed
         since = self._since() or next((step.before for step in used), None)
 
         def fresh(rank: int) -> int:

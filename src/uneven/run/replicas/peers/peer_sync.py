@@ -88,7 +88,7 @@ class PeerSync:
     def plan(self, ahead: int = 0) -> StepPlan:
         """Return the policy's plan for the next step, ``ahead`` steps after the counted ones.
         Raises :class:`ConfigError` if it holds something that is not supported."""
-        plan = self.ledger.next_plan(ahead)
+        plan = self.ledger.plans.at(self.ledger.clock + ahead)
         if plan is not self.ledger.plan and (why := refused(plan, copy=False) or self._replica.refused(plan)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
@@ -116,7 +116,8 @@ class PeerSync:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         if not self._begun:
             self._begin()
-        self._follow(self.ledger.owing())
+        if owed := self.ledger.owing():
+            self._follow(owed)
 
     def _begin(self) -> None:
         self._replica.begin()
@@ -142,7 +143,7 @@ class PeerSync:
         if leaving:
             self._exchanges.paused()
             return False
-        entered = self._follow(instructions)
+        entered = bool(instructions) and self._follow(instructions)
         return self.ledger.met or entered
 
     def _follow(self, instructions: Iterable[Instruction]) -> bool:
@@ -188,7 +189,9 @@ class PeerSync:
 
     def over(self, part: Portion) -> None:
         """Count a step that may have overlapped with others of this worker; plans are those of the counted steps."""
-        self.ledger.take(self.plan())
+        plan = self.plan()
+        if plan is not self.ledger.plan:
+            self.ledger.take(plan)
         self.after(part, leaving=False)
 
     @property
