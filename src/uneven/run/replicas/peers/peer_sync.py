@@ -283,9 +283,10 @@ class PeerSync:
         self.check(numbers, vectors)
         self._exchanges.paused()
         self._exchanges.loaded()
-        kept = numbers.get("kept", {})
+        same = numbers.get("policy") == repr(self._policy)
+        kept = numbers.get("kept", {}) if same else {}
         self.ledger.load(numbers, due=round(kept.get(DUE, 0.0)))
-        if numbers.get("policy") != repr(self._policy):
+        if not same:
             return
         self._divided.load(kept)
         self.ledger.rate = self._divided.rate
