@@ -173,9 +173,9 @@ def test_a_delayed_outcome_enters_with_the_next_step_if_the_loop_was_left() -> N
     assert one.done[1:] == [Enter(2)]
 
 
-@pytest.mark.parametrize("between", [0, 1])
-def test_an_outcome_that_is_under_way_or_has_just_entered_refuses_another(between: int) -> None:
-    delayed = StepPlan(exchanges=(replace(ALL, piece=(0, 1), delay=1 + between),))
+@pytest.mark.parametrize(("delay", "between"), [(1, 0), (2, 1), (3, 0)])
+def test_an_outcome_that_is_under_way_or_has_just_entered_refuses_another(delay: int, between: int) -> None:
+    delayed = StepPlan(exchanges=(replace(ALL, piece=(0, 1), delay=delay),))
     one = Driver(Planned(delayed, *[StepPlan()] * between, delayed))
     for _ in range(1 + between):
         one.step()

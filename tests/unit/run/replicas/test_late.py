@@ -109,16 +109,3 @@ def test_only_pieces_and_picked_entries_among_the_workers_have_a_delay(more: dic
     how: dict[str, Any] = {"merge": BlockMomentum(0.5), "moment": Moment.STEP, "piece": (0, 1), "delay": 2, **more}
     with pytest.raises(ConfigError, match=r"a delay of -?\d of parameters"):
         Exchange(payload=Payload.PARAMETERS, members=(0, 1), **how)
-
-
-def test_one_that_would_begin_before_the_outcome_before_is_in_the_next_step_is_refused() -> None:
-    replica = begun()
-    replica.check_free(ONE, 3)
-    with_one_that_stayed(replica, 5)
-    told = "delay of 2 steps begins before the outcome of the one before has entered"
-    with pytest.raises(ConfigError, match=told):
-        replica.check_free(ONE, 4)
-    replica.enter()
-    with pytest.raises(ConfigError, match=told):
-        replica.check_free(ONE, 5)
-    replica.check_free(ONE, 6)

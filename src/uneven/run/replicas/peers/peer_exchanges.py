@@ -143,7 +143,6 @@ class Exchanges:
         Raises:
             PeerError: a worker did not take part.
             TrainingError: a worker is at another step.
-            ConfigError: another exchange's outcome is still to enter.
         """
         began_s = time.perf_counter()
         if order.exchange.delay:
@@ -157,7 +156,6 @@ class Exchanges:
 
     def _begin_late(self, order: Order) -> None:
         replica, exchange, landed = self._replica, order.exchange, partial(self._land, order)
-        replica.check_free(exchange, order.clock)
         if exchange.select is None:
             given = replica.give(exchange, order.merges.weight)
             self._thread.launch(partial(self._sum_late, order, given))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import CheckpointError, ConfigError
-from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan, overlapping
+from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
 from uneven.policy.sync import SyncPolicy
@@ -114,7 +114,6 @@ class Replica:
         self._delays = False  # whether any outcome enters some steps later
         self._state: MergeState | None = None  # None before training starts
         self.due: int | None = None  # the clock at which a delayed outcome enters
-        self._entered = 0  # the clock at which the last one has
         self._change: Tensor | None = None  # shape (size,): the delayed outcome to add
         self.merged: Tensor | None = None
         self._keeps_merged = False
@@ -317,11 +316,6 @@ class Replica:
         return middle
 
     # ---------------------------------------------------------------- an outcome that enters some steps later
-    def check_free(self, exchange: Exchange, clock: int) -> None:
-        """Raise :class:`ConfigError` unless the last outcome entered at an earlier step than ``clock``."""
-        if self.due is not None or clock == self._entered:
-            raise overlapping(exchange)
-
     def hold(self, change: Tensor) -> None:
         """Keep the change that :meth:`enter` adds: shape (size,), or (trained,) for the parameters only."""
         less = self.flat.size - len(change)
@@ -330,13 +324,13 @@ class Replica:
     def enter(self) -> None:
         """Add the outcome to the replica, which has trained since."""
         change, self._change = self._change, None
-        self._entered, self.due = self.due or 0, None
+        self.due = None
         if change is not None:
             self.flat.add(change, 1.0)
 
     def forget(self) -> None:
         """Drop the outcome, because the replica was replaced."""
-        self._change, self.due, self._entered = None, None, 0
+        self._change = self.due = None
 
     def mean(self, total: Total, everybody: Exchange) -> Tensor:
         """Return the plain mean of all replicas, shape (size,), for evaluation; waits for all."""
