@@ -63,9 +63,7 @@ class Shadow(WrappingPolicy):
                     f"shadow: {self.inner!r} exchanges pieces, which workers at their own pace would mix up: give it a "
                     f"delay of its own, as in diloco:fragments=4,delay=2"
                 )
-            moved = tuple(
-                replace(one, moment=Moment.BACKGROUND, background=self._background) for one in plan.exchanges
-            )
+            moved = tuple(replace(one, moment=Moment.BACKGROUND, background=self._background) for one in plan.exchanges)
             last = self._last = (plan, StepPlan(exchanges=moved))
         return last[1]
 
