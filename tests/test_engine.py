@@ -16,8 +16,8 @@ ENGINE = re.compile(
 """Carriers, syncs, elastic runs, lines and communicators."""
 
 LIMITS = {
-    "rooms of run/ in a circle of imports": 5,
-    "isinstance on a class of the engine": 9,
+    "rooms of run/ in a circle of imports": 3,
+    "isinstance on a class of the engine": 5,
     "elastic is None": 1,
     "fields of the largest class in run/": 37,
     "fields of Exchange": 12,

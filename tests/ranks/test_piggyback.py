@@ -14,7 +14,7 @@ from torch import nn
 
 import uneven
 from uneven.policy.control import Report
-from uneven.run.gradients.piggyback import NOTHING, Heard, Piggyback
+from uneven.run.lines.piggyback import NOTHING, Heard, Piggyback
 from uneven.testing import RankContext, ranks
 from uneven.testing.inside import inside
 

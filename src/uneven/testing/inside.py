@@ -68,7 +68,7 @@ class Inside:
     @property
     def exchanges(self) -> int:
         """Complete rounds of an elastic run."""
-        return int(self.elastic.recovery.exchanges)
+        return int(self.elastic.rounds.exchanges)
 
     @property
     def noted(self) -> int:
@@ -79,37 +79,37 @@ class Inside:
         self, before: Callable[[int], object] | None = None, after: Callable[[Round], object] | None = None
     ) -> None:
         """Call ``before`` with the number of each round that starts, and ``after`` with each complete round."""
-        recovery = self.elastic.recovery
-        enter, complete = recovery.enter, recovery.complete
+        rounds = self.elastic.rounds
+        begin, complete = rounds.begin, rounds.complete
 
-        def entering(at: Any) -> None:
+        def beginning(at: Any) -> None:
             if before is not None:
-                before(recovery.exchanges)
-            enter(at)
+                before(rounds.exchanges)
+            begin(at)
 
         def completing(contributors: Members) -> Any:
-            number, at, by = recovery.exchanges, recovery.at, recovery.by
-            groups = None if at.groups is None else at.groups(by, recovery.membership.history[by])
+            number, at, by = rounds.exchanges, rounds.at, rounds.by
+            groups = None if at.groups is None else at.groups(by, rounds.membership.history[by])
             pieces = complete(contributors)
             if after is not None:
                 sums = [piece.sum for piece in pieces]
                 after(Round(number, at.what, at.settles, contributors, groups, sums))
             return pieces
 
-        recovery.enter, recovery.complete = entering, completing
+        rounds.begin, rounds.complete = beginning, completing
 
     def fail_round(self, until: Callable[[], object]) -> None:
         """Let the next round fail on this worker: it receives the sums, calls ``until``, and treats them as lost."""
-        recovery = self.elastic.recovery
-        wait = recovery._wait
+        rounds = self.elastic.rounds
+        wait = rounds._wait
 
         def late() -> bool:
-            recovery._wait = wait
-            recovery._received(recovery.circle)
+            rounds._wait = wait
+            rounds._received(rounds.circle)
             until()
             return False
 
-        recovery._wait = late
+        rounds._wait = late
 
     def updates(
         self,

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync import groupings
 from uneven.run.lines import Traffic
+from uneven.run.lines.communicator import RoundPlace, VectorLine
+from uneven.run.lines.group_communicator import GroupCommunicator
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
-from uneven.run.lines.vectors import VectorCarrier
 from uneven_bench.sync.arm import sent_bytes
 
 EVERYBODY = "everybody"
@@ -37,7 +38,7 @@ class ExchangeTimes:
 
 def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, ExchangeTimes]:
     """Measure every way, in turns. All ranks call it together. Raises PeerError: a rank did not take part."""
-    carrier, vector = VectorCarrier(roll, timeout_s, Traffic()), torch.zeros(FLOATS)
+    carrier, vector = VectorLine(GroupCommunicator(roll, timeout_s), Traffic()), torch.zeros(FLOATS)
     members = tuple(range(line.size))
     view = SyncView(rank=line.rank, clock=0, members=members)
     ways: dict[str, list[tuple[int, ...]]] = {EVERYBODY: [members] * _TURNS}
@@ -52,7 +53,7 @@ def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, Exchan
             dist.barrier()
             sent, started_s = sent_bytes(), time.perf_counter()
             for group in groups:
-                carrier.total(vector, group)
+                carrier.total(vector, RoundPlace("the exchange of parameters", members=group))
             took_s = (time.perf_counter() - started_s) / _TURNS
             dist.barrier()
             took[name].append((took_s, (sent_bytes() - sent) // _TURNS))

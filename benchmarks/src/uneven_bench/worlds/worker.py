@@ -1,5 +1,4 @@
-"""The training of ``uneven bench worlds`` on each emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``.
-"""
+"""The training of ``uneven bench worlds`` on each emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from uneven.policy.core.actions import Payload, StepPlan
 from uneven.run.context.context import Context
 from uneven.run.gradients.fully_sharded import ShardedCarrier
 from uneven.run.gradients.gradient_carrier import GradientCarrier
-from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.replica_check import ReplicaCheck
 from uneven.run.lines.group_lines import sum_now
+from uneven.run.lines.piggyback import Piggyback
 
 # On an accelerator, reading the flag for NaN and infinity blocks the host, so it is read once in this many iterations.
 _NONFINITE_EVERY = 50

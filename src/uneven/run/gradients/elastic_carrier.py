@@ -2,7 +2,7 @@
 
 DDP's bucket keeps this worker's gradient until the sums, which are made in other memory, are complete on all members.
 Then DDP copies the sums into ``.grad``. An exchange fails inside ``loss.backward()``, where autograd's last callback
-waits for it, and is repeated there (:mod:`uneven.run.lines.recovery`). No backward pass runs twice.
+waits for it, and is repeated there (:mod:`uneven.run.lines.elastic_communicator`). No backward pass runs twice.
 """
 
 # No "from __future__ import annotations" here, as in the carrier that this one derives from.
@@ -20,8 +20,8 @@ from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.gradients.gradient_carrier import GradientCarrier, _Lane
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.abortable_group import alone
-from uneven.run.lines.recovery import ExchangePlace, Recovery
-from uneven.run.lines.traffic import bytes_of_sum
+from uneven.run.lines.communicator import RoundPlace
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.generations import Membership
 
 _CARRIED = (torch.float32, torch.float64)  # gradient types behind whose buckets reports and announcements fit
@@ -35,7 +35,7 @@ class ElasticCarrier(GradientCarrier):
 
     membership: Membership  # of this worker
     returned: RequeuedSamples  # how each iteration's samples were split
-    recovery: Recovery  # makes the exchanges
+    rounds: ElasticCommunicator  # makes the exchanges
     groups: Callable[[], Meeting | None]  # in which gradients are averaged in this step; None for all members
     roll: Any = None  # not used, because the membership knows which workers are missing
     _passes: list[BatchWeight] = field(default_factory=list)  # batches whose gradients are in the next exchange
@@ -55,7 +55,7 @@ class ElasticCarrier(GradientCarrier):
         # `carry`.
         self._wrap(model, alone(), same=True, **ddp)
         self._statistics = BatchStatistics(model)
-        self.piggyback = self.recovery.slots  # type: ignore[assignment] # has the methods that are used
+        self.piggyback = self.rounds.slots  # type: ignore[assignment] # has the methods that are used
         self._hang(model)
 
     def wrap_again(self) -> None:
@@ -70,20 +70,20 @@ class ElasticCarrier(GradientCarrier):
 
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
-        if self.recovery.at is None:
+        lane, turn = self._lane(bucket, len(self.rounds.pieces)), self.turn
+        if self.rounds.at is None:
             where = turn.epoch, *3 * (turn.iteration,)
             how: dict[str, Any] = {"groups": self.groups(), "confirmed": True, "passes": self._passes_taken}
-            self.recovery.enter(ExchangePlace(self._this_exchange, *where, **how))
+            self.rounds.begin(RoundPlace(self._this_exchange, *where, **how))
         if lane.last:
             self.observer.ready()
-            self._buckets = len(self.recovery.pieces) + 1
-        self.recovery.begin(lane.bucket, self._scale_now, into=self._sum_of(lane))
+            self._buckets = len(self.rounds.pieces) + 1
+        self.rounds.add(lane.bucket, self._scale_now, into=self._sum_of(lane))
         self._results.append(torch.futures.Future[torch.Tensor]())
         if lane.last:
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
-                self.recovery.begin(statistics, self._weight_now)
+                self.rounds.add(statistics, self._weight_now)
             # The exchange may have to be repeated, so it is awaited where `backward` ends, not in DDP's own callback.
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
         return self._results[-1]
@@ -98,7 +98,7 @@ class ElasticCarrier(GradientCarrier):
 
     @property
     def _grouped(self) -> bool:
-        return self.recovery.at is not None and self.recovery.at.groups is not None
+        return self.rounds.at is not None and self.rounds.at.groups is not None
 
     def _weight_now(self) -> float:
         """Return x_i / Σ x over the current members, for the batch of the newest pass."""
@@ -119,8 +119,8 @@ class ElasticCarrier(GradientCarrier):
 
     @property
     def _those(self) -> tuple[int, ...]:
-        at = self.recovery.at
-        return self.membership.members if at is None or at.groups is None else self.recovery.mine(at.groups)
+        at = self.rounds.at
+        return self.membership.members if at is None or at.groups is None else self.rounds.mine(at.groups)
 
     def _samples_there(self, turn: BatchWeight) -> float:
         """Return the fraction of a batch's samples that belongs to current members."""
@@ -138,11 +138,11 @@ class ElasticCarrier(GradientCarrier):
         assert self._ddp is not None
         if self._ddp.find_unused_parameters:
             # DDP sums this only in its own group of one process, and reads it after this callback.
-            self.recovery.begin(self._ddp.reducer._get_local_used_map())
+            self.rounds.add(self._ddp.reducer._get_local_used_map())
+        pieces = self.rounds.pieces
         with self.traffic.waiting():
-            pieces = self.recovery.complete(self.recovery.land())
-        members = self.membership.members
-        self.traffic.sent_bytes += sum(bytes_of_sum(one.sent.nbytes, len(one.inside or members)) for one in pieces)
+            self.rounds.land()
+        self.traffic.sent_bytes += sum(one.sent_bytes for one in pieces)
         buckets = pieces[: self._buckets]
         # After a loss a sum has new memory, because the exchange that failed may still write into the old one.
         self._sums, results, self._results = [piece.sum for piece in buckets], self._results, []
@@ -163,7 +163,7 @@ class ElasticCarrier(GradientCarrier):
             self.on_nonfinite()
 
     def _sum_of(self, lane: _Lane) -> torch.Tensor:
-        place = len(self.recovery.pieces)
+        place = len(self.rounds.pieces)
         if place >= len(self._sums) or self._sums[place].numel() != lane.bucket.numel():
             self._sums[place:] = [torch.empty_like(lane.bucket)]
         return self._sums[place]

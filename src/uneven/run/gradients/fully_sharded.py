@@ -20,9 +20,9 @@ from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.gradients.statistics import BatchStatistics
-from uneven.run.gradients.step_check import closures_checked, is_still, refuse_held
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.group_lines import gather_shards, scatter_sum, take_from_first
+from uneven.run.lines.in_step import closures_checked, is_still, refuse_held
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import shards_of

@@ -29,11 +29,11 @@ from uneven.errors import TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.accumulated import nothing_of
-from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
-from uneven.run.gradients.step_check import closures_checked, is_still, out_of_step, refuse_held
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
+from uneven.run.lines.in_step import closures_checked, is_still, out_of_step, refuse_held
+from uneven.run.lines.piggyback import Piggyback
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 from uneven.run.model.check import parts_called, refuse_sparse_on_accelerator, unused_parameters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +10,9 @@ import torch
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
+from uneven.run.lines.communicator import Weight
 
 _STRETCH = 1 << 17  # numbers that are scaled and checked together: they stay in a core's cache in between
-
-Weight = Callable[[], float]
-
-
-def unscaled() -> float:
-    return 1.0
 
 
 @dataclass(slots=True)
@@ -32,6 +26,7 @@ class Contribution:
     fine: bool = True  # whether `own` is finite, if its weight is not 0
     work: Any = None  # the exchange under way; None if it could not start
     inside: Members | None = None  # the group of members it is summed over; None for all
+    sent_bytes: int = 0  # by this worker, once the round is complete; computed from the size of the sum
 
     @property
     def sum(self) -> Tensor:

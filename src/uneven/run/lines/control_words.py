@@ -1,6 +1,6 @@
 """Numbers behind the last bucket of an elastic exchange, so that they need no message.
 
-They are those of :class:`~uneven.run.gradients.piggyback.Piggyback`, and one announcement of each member for the end of
+They are those of :class:`~uneven.run.lines.piggyback.Piggyback`, and one announcement of each member for the end of
 this step. The memory belongs to the exchange, so DDP's buckets do not grow.
 """
 
@@ -12,9 +12,9 @@ from datetime import timedelta
 import numpy as np
 import torch
 
-from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
-from uneven.run.gradients.step_check import mark
 from uneven.run.lines.abortable_group import AbortableGroup
+from uneven.run.lines.in_step import mark
+from uneven.run.lines.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
 
 # No announcement; this member leaves after this step; a worker waits to join; it only takes part, until all announce
 # this.

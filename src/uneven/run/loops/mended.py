@@ -17,7 +17,7 @@ from torch import Tensor
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Members
 from uneven.policy.samples.requeued import Run, runs
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.loops.evaluate import EvaluatedTotals, Found, Kinds, TakenPositions
 
 Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
@@ -34,10 +34,10 @@ class MendedEvaluation:
     """
 
     def __init__(
-        self, recovery: Recovery, length: int, most: int, part: float, add_up: Callable[[Tensor], Members]
+        self, rounds: ElasticCommunicator, length: int, most: int, part: float, add_up: Callable[[Tensor], Members]
     ) -> None:
-        self._membership = recovery.membership
-        self._key = f"evaluate/{recovery.exchanges}"
+        self._membership = rounds.membership
+        self._key = f"evaluate/{rounds.exchanges}"
         self._left: list[Run] = [(0, length)]
         self._most = most
         self._part = part

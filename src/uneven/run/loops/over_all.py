@@ -26,7 +26,7 @@ from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.indexed import told_of
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.attach import NoModel
-from uneven.run.step.build import recovery_of
+from uneven.run.step.build import rounds_of
 from uneven.run.step.loop import StepLoop
 
 
@@ -100,8 +100,8 @@ class OverAll:
         most = max(1, round(size * part))
         context.participants.check_in("session.evaluate")
         with meter.aside(), self._loop.evaluated(), evaluating(run.model):
-            if (recovery := recovery_of(context)) is not None:
-                mended = MendedEvaluation(recovery, length, most, part, self._sum)
+            if (rounds := rounds_of(context)) is not None:
+                mended = MendedEvaluation(rounds, length, most, part, self._sum)
                 return mended.over_all(lambda positions: batches_of(dataset, positions, dataloader), fn)
             self._evaluations += 1
             key, store, totals = f"evaluate/{self._evaluations}", self._counters(), EvaluatedTotals()

@@ -80,7 +80,7 @@ class OwnPaceElastic(ClaimingElastic):
     def meet(self, model: nn.Module) -> None:
         """Form the founders' group and drop it, because they make no further exchanges."""
         super().meet(model)
-        circle, self.recovery.circle = self.recovery.circle, None
+        circle, self.rounds.circle = self.rounds.circle, None
         if circle is not None:
             circle.drop()
         self._met = True

@@ -1,8 +1,9 @@
 """An elastic run whose replicas are merged by a background thread during the training.
 
 All workers make the same merges in the same order, so a merge is repaired, and members change between two of them, as
-in any elastic run (:mod:`uneven.run.lines.recovery`), but in the background thread. The training thread takes up such
-changes between two steps. It waits only at the end of an epoch, before an evaluation, and before it leaves.
+in any elastic run (:mod:`uneven.run.lines.elastic_communicator`), but in the background thread. The training thread
+takes up such changes between two steps. It waits only at the end of an epoch, before an evaluation, and before it
+leaves.
 
 A sample counts as used when a merge contains the steps made from it. The samples of a merge are recorded before it
 starts (:mod:`uneven.policy.samples.leases`), under the number of its exchange.
@@ -73,16 +74,16 @@ class BesideElastic(ClaimingElastic):
 
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
         if now:
-            self.recovery.renew(generation)
+            self.rounds.renew(generation)
         self._later.append((generation, time.monotonic() - began_s))
 
     def flush(self) -> None:
         """Take up new generations when an exchange is complete."""
         later, self._later = self._later, []
-        last = self.recovery.exchanges
-        there = self.membership.history.get(self.recovery.by, ())
+        last = self.rounds.exchanges
+        there = self.membership.history.get(self.rounds.by, ())
         for generation, pause_s in later:
-            self.recovery.renew(generation)
+            self.rounds.renew(generation)
             # Members are at most one exchange apart, so a lost member is in this exchange or was last in the one
             # before.
             arrived = {one: last if one in there else last - 1 for one in generation.left}
@@ -92,7 +93,7 @@ class BesideElastic(ClaimingElastic):
         """Change members, if announced, once the replica contains a merge."""
         self.claims.gave()
         self.flush()
-        said = self.recovery.announced()
+        said = self.rounds.announced()
         self._rested = bool(said) and all(one == IDLE for one in said)
         # A member that rests is on its way to an evaluation or to the end. A newcomer must get its place from a member
         # in the loop.
@@ -100,18 +101,18 @@ class BesideElastic(ClaimingElastic):
         if not (LEAVING in said or (JOIN_PENDING in said and open_)):
             return
         # After a recovery of this exchange the members have already changed here.
-        if self.membership.generation.exchange != self.recovery.exchanges:
+        if self.membership.generation.exchange != self.rounds.exchanges:
             self._change(leaving=said[self.membership.place] == LEAVING, open_=open_)
 
     def _change(self, leaving: bool, open_: bool) -> None:
         began_s = time.monotonic()
         while True:
-            new = self.recovery.next_generation(between=open_, leaving=leaving)
+            new = self.rounds.next_generation(between=open_, leaving=leaving)
             if leaving:
                 self._out = True
                 return
             try:
-                self.recovery.hand_over(new, lacking=False)
+                self.rounds.hand_over(new, lacking=False)
             except GroupAborted:
                 continue
             self.changed(new, True, began_s)
@@ -127,7 +128,7 @@ class BesideElastic(ClaimingElastic):
         """Record the samples of a merge that starts now."""
         self._says = self._next
         self._news = self.membership.watch.news
-        self.claims.gives(self.recovery.exchanges + _OF_A_MERGE)
+        self.claims.gives(self.rounds.exchanges + _OF_A_MERGE)
 
     def step_over(self) -> None:
         self._take_up()

@@ -12,8 +12,8 @@ import numpy as np
 
 from uneven.errors import PeerError
 from uneven.run.lines import Lines
-from uneven.run.lines.elastic_lines import RecoveredLines
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.lines.elastic_lines import ElasticLines
 from uneven.run.lines.transport import Rows
 from uneven.run.measure.meter import Meter
 from uneven.run.membership.generations import Membership
@@ -88,11 +88,11 @@ class _Gathering:
 @dataclass(slots=True)
 class ElasticConnection(Connection):
     membership: Membership = field(kw_only=True)  # of this worker
-    recovery: Recovery | None = None  # makes the exchanges, once there is one
+    rounds: ElasticCommunicator | None = None  # makes the exchanges, once there is one
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
-        assert self.recovery is not None
-        return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic, refusal)
+        assert self.rounds is not None
+        return ElasticLines(self.world.rank, self.rounds, lambda what: meter.waiting(), self.traffic, refusal)
 
 
 def connect_elastic(world: World, elastic: Elastic, timeout_s: float) -> ElasticConnection:

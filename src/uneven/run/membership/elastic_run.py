@@ -22,7 +22,7 @@ from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.context.participants import ChangingRun
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.control_words import JOIN_PENDING, LEAVING
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.generations import LeftOut, Membership
 from uneven.run.membership.preemption_notice import PreemptionNotice
 from uneven.run.membership.state_transfer import give, load_state, state_of, take
@@ -37,7 +37,7 @@ class LeftRun(SystemExit):
 
 class ElasticRun:
     """The elastic run of one worker whose gradients or replicas are summed in the training thread; implements
-    :class:`.participants.Participants`."""
+    :class:`.participants.Participants` and :class:`.elastic_communicator.RoundListener`."""
 
     changes = True
     alone = False
@@ -52,14 +52,8 @@ class ElasticRun:
     ) -> None:
         self.membership = membership
         self.returned = RequeuedSamples(membership.members)  # the requeued samples
-        self.recovery = Recovery(
-            membership,
-            self.returned,
-            changed=self.changed,
-            flush=self.flush,
-            announce=self.announce,
-            report_length=len(Report._fields),
-        )  # makes all exchanges of this worker
+        # makes all rounds of this worker
+        self.rounds = ElasticCommunicator(membership, self, report_length=len(Report._fields))
         self.leaving = False  # whether this worker leaves after its step
         self.wrap_again: Callable[[], None] = _nothing  # called when members have come
         self._run: ChangingRun | None = None
@@ -113,10 +107,10 @@ class ElasticRun:
     def meet(self, model: nn.Module) -> None:
         """Form the founders' group and broadcast the first one's parameters and buffers."""
         # A worker that joins later gets them with the state of the run.
-        if self.membership.joins_later or self.recovery.circle is not None:
+        if self.membership.joins_later or self.rounds.circle is not None:
             return
         try:
-            circle = self.recovery.circle = self.membership.circle("exchanges")
+            circle = self.rounds.circle = self.membership.circle("exchanges")
             for one in [*model.parameters(), *model.buffers()]:
                 flat = one.detach().contiguous()
                 circle.wait(circle.broadcast(flat, 0))
@@ -164,11 +158,22 @@ class ElasticRun:
             return LEAVING
         return JOIN_PENDING if self.membership.somebody_asks else 0.0
 
+    def drawn(self) -> int:
+        return self.returned.newest
+
+    def landed(self, settles: int, contributors: Members, groups: tuple[Members, ...]) -> None:
+        self.returned.exchanged(settles, contributors, groups)
+
+    def spoken_for(self, iteration: int) -> float:
+        """Return this worker's samples up to an iteration that are not in every replica, divided by the replicas
+        that hold them."""
+        return self.returned.spoken_for(self.membership.worker, iteration)
+
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
         pause_s = time.monotonic() - began_s
         if now:
-            at = self.recovery.at
+            at = self.rounds.at
             self._apply(generation, pause_s, -1 if at is None else at.settles)
         else:
             self._later.append((generation, pause_s))
@@ -181,7 +186,7 @@ class ElasticRun:
 
     def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
         self.returned.changed(generation.border, generation.members, exchanging)
-        self.recovery.renew(generation)
+        self.rounds.renew(generation)
         self.tell(generation, pause_s)
 
     def tell(self, generation: Generation, pause_s: float) -> None:
@@ -221,15 +226,15 @@ class ElasticRun:
     def step_over(self) -> None:
         """Change members, if announced, after a step and before the next one. Raises LeftRun if this worker leaves."""
         self.flush()
-        announced = self.recovery.announced()
+        announced = self.rounds.announced()
         # After a recovery of this exchange the members have already changed here.
-        if not any(announced) or self.membership.generation.exchange == self.recovery.exchanges:
+        if not any(announced) or self.membership.generation.exchange == self.rounds.exchanges:
             return
         assert self._run is not None
         if self._run.apart:
             return  # a newcomer starts from a merged model; the next merge announces it again
         # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
-        through = LEAVING not in announced or self.recovery.all_through()
+        through = LEAVING not in announced or self.rounds.all_through()
         self._change_members(leaving=through and announced[self.membership.place] == LEAVING)
 
     def pass_over(self) -> None:
@@ -240,11 +245,11 @@ class ElasticRun:
     def _change_members(self, leaving: bool) -> None:
         began_s = time.monotonic()
         while True:
-            new = self.recovery.next_generation(between=True, leaving=leaving)
+            new = self.rounds.next_generation(between=True, leaving=leaving)
             if leaving:
                 self._leave()
             try:
-                self.recovery.hand_over(new, lacking=False)
+                self.rounds.hand_over(new, lacking=False)
                 self.changed(new, True, began_s)
                 if new.came:
                     self.wrap_again()
@@ -274,8 +279,8 @@ class ElasticRun:
         state = {
             "run": {name: one.for_newcomers() for name, one in self._run.transferred()},
             "returned": self.returned.state(),
-            "exchanges": self.recovery.exchanges,
-            "by": self.recovery.by,
+            "exchanges": self.rounds.exchanges,
+            "by": self.rounds.by,
             "generation": self.membership.generation.text(),
             **state_of(self._model, self._others),
         }
@@ -293,11 +298,11 @@ class ElasticRun:
             try:
                 if new is None:
                     new = self.membership.ask(self._run.introduction(), self._waits)
-                    self.recovery.exchanges = new.exchange
+                    self.rounds.exchanges = new.exchange
                 else:
-                    new = self.recovery.next_generation(between=True, new=True)
-                if self.recovery.circle is None:
-                    self.recovery.circle = self.membership.circle("exchanges")
+                    new = self.rounds.next_generation(between=True, new=True)
+                if self.rounds.circle is None:
+                    self.rounds.circle = self.membership.circle("exchanges")
                 donor, *_ = [one for one in new.members if str(one) not in new.came]
                 self.take_state(str(new.number), (donor, *sorted(map(int, new.came))))
                 self._in = True
@@ -326,10 +331,10 @@ class ElasticRun:
         cannot = self.membership.lost if lost is None else lost
         state, nbytes = take(self.membership.board, key, cannot, partial(self._group_for, key, those, lost))
         load_state(state, self._model, self._others)
-        self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
+        self.rounds.exchanges, self.rounds.by = state["exchanges"], state["by"]
         self.membership.enter(generation_of(state["generation"]))
         # The generation decides the slots' layout, so before any exchange.
-        self.recovery.renew(self.membership.generation)
+        self.rounds.renew(self.membership.generation)
         self.returned.take_up(state["returned"])
         for name, one in self._run.transferred():
             one.take_over(state["run"][name])
@@ -346,8 +351,8 @@ class ElasticRun:
             return
         self._over = True
         try:
-            if not failed and self._in and self.recovery.circle is not None:
-                self.membership.part_company(self.recovery.serve)
+            if not failed and self._in and self.rounds.circle is not None:
+                self.membership.part_company(self.rounds.serve)
         finally:
             self.membership.close()
 

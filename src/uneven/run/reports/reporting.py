@@ -22,7 +22,7 @@ from uneven.policy.predict import predictors
 from uneven.policy.samples.order import Portion
 from uneven.run.context.context import Context
 from uneven.run.gradients.batch_order import Turns
-from uneven.run.gradients.piggyback import Piggyback
+from uneven.run.lines.piggyback import Piggyback
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.kind import kind_of
 from uneven.run.measure.machine_load import nvml_uuid

@@ -30,10 +30,11 @@ from uneven.run.gradients.elastic_carrier import ElasticCarrier
 from uneven.run.gradients.fully_sharded import ShardedCarrier
 from uneven.run.gradients.gradient_carrier import GradientCarrier
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.gradients.piggyback import Piggyback
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.communicator import VectorLine
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.lines.group_communicator import GroupCommunicator
+from uneven.run.lines.piggyback import Piggyback
 from uneven.run.lines.rollcall import RollCall
-from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.membership.async_run import OwnPaceElastic
 from uneven.run.membership.elastic_background_sync import BesideElastic
 from uneven.run.membership.elastic_connection import ElasticConnection, connect_elastic
@@ -88,13 +89,13 @@ def participants_of(connection: Connection, policy: SyncPolicy, scribe: Scribe) 
     if not isinstance(connection, ElasticConnection):
         return FixedMembers(world.rank, world.size)
     elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)
-    connection.leaving, connection.recovery = elastic.close, elastic.recovery
+    connection.leaving, connection.rounds = elastic.close, elastic.rounds
     return elastic
 
 
-def recovery_of(context: Context) -> Recovery | None:
+def rounds_of(context: Context) -> ElasticCommunicator | None:
     """Return the object that makes the exchanges of workers that may leave; None if they are fixed."""
-    return context.participants.recovery if isinstance(context.participants, ElasticRun) else None
+    return context.participants.rounds if isinstance(context.participants, ElasticRun) else None
 
 
 # -------------------------------------------------------------------- samples that workers take asynchronously
@@ -167,7 +168,8 @@ def _among_peers(
         observer=observer,
         on_record=context.scribe.write,
         on_nonfinite=context.nonfinite("parameter"),
-        recovery=recovery_of(context),
+        rounds=rounds_of(context),
+        spoken_for=there.spoken_for if isinstance(there, ElasticRun) else None,
         entries=_entries(context, model),
     )
     if beside is not None or not there.changes:  # otherwise nothing is under way between two steps
@@ -225,10 +227,11 @@ def _through_server(context: Context, model: nn.Module, own_pace: OwnPace, obser
     return agreement
 
 
-def _mean_by(context: Context) -> VectorCarrier:
+def _mean_by(context: Context) -> VectorLine:
     connection = context.connection
     assert connection.roll is not None, "there are several sites"
-    return VectorCarrier(connection.roll, context.config.timeout_s, connection.traffic.open("parameters"))
+    traffic = connection.traffic.open("parameters")
+    return VectorLine(GroupCommunicator(connection.roll, context.config.timeout_s), traffic)
 
 
 def _nothing(rank: int) -> None:
@@ -343,7 +346,7 @@ def gradients_by(
     if isinstance(there, ElasticRun):
         if not out.gradient_groups:
             return None
-        how |= {"returned": there.returned, "recovery": there.recovery, "groups": agreement.groups}
+        how |= {"returned": there.returned, "rounds": there.rounds, "groups": agreement.groups}
         turn = _from_the_start(context, len(context.members))
         carrier = ElasticCarrier(**how, **turn, membership=there.membership)
         there.wrap_again = carrier.wrap_again
@@ -366,7 +369,7 @@ def reports_behind(
 ) -> tuple[Piggyback | None, bool]:
     """Return the object that sends reports behind gradients, or also behind merges if workers may leave, and whether it
     can do so in every step."""
-    recovery = recovery_of(context)
-    if recovery is None or own_pace is not None:
+    rounds = rounds_of(context)
+    if rounds is None or own_pace is not None:
         return gradients.piggyback, alike
-    return recovery.slots, True  # type: ignore[return-value] # has the methods that are used
+    return rounds.slots, True  # type: ignore[return-value] # has the methods that are used

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from uneven.run.gradients.step_check import mark, out_of_step
+from uneven.run.lines.in_step import mark, out_of_step
 
 
 def _sum(places: list[tuple[int, int]], dtype: torch.dtype) -> float:

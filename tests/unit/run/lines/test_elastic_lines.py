@@ -12,22 +12,35 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.policy.core.membership import Generation
-from uneven.policy.samples.requeued import RequeuedSamples
-from uneven.run.lines.elastic_lines import RecoveredLines
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.lines.elastic_lines import ElasticLines
 from uneven.run.membership.generations import Membership
 from uneven.runtime.tcp_store import reach
 
 
+class Nobody:
+    """Hears of no change."""
+
+    def flush(self) -> None: ...
+
+    def announce(self) -> float:
+        return 0.0
+
+    def changed(self, *_: object) -> None: ...
+
+    def landed(self, *_: object) -> None: ...
+
+    def drawn(self) -> int:
+        return -1
+
+
 @pytest.fixture
-def recovery() -> Iterator[Recovery]:
+def rounds() -> Iterator[ElasticCommunicator]:
     """Of a worker that is alone at the moment."""
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     connect = partial(reach, "127.0.0.1", kept.port, 60.0)
     membership = Membership(0, 1, (1, 4), connect, silence_s=0.0, timeout_s=10.0)
-    it = Recovery(
-        membership, RequeuedSamples((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
-    )
+    it = ElasticCommunicator(membership, Nobody(), report_length=2)
     it.circle = membership.circle("exchanges")
     yield it
     it.circle.drop()
@@ -35,11 +48,11 @@ def recovery() -> Iterator[Recovery]:
 
 
 @pytest.fixture
-def lines(recovery: Recovery) -> RecoveredLines:
-    return RecoveredLines(0, recovery, lambda what: nullcontext())
+def lines(rounds: ElasticCommunicator) -> ElasticLines:
+    return ElasticLines(0, rounds, lambda what: nullcontext())
 
 
-def test_whole_numbers_and_broadcasts_are_exact(lines: RecoveredLines) -> None:
+def test_whole_numbers_and_broadcasts_are_exact(lines: ElasticLines) -> None:
     line = lines.open("mine")
     counts, given = torch.arange(6).reshape(2, 3), torch.tensor([0.1, float("inf")])
     line.sum(counts).wait()
@@ -48,7 +61,7 @@ def test_whole_numbers_and_broadcasts_are_exact(lines: RecoveredLines) -> None:
     assert given.tolist() == [pytest.approx(0.1), float("inf")]
 
 
-def test_one_exchange_is_waited_for_before_the_next(lines: RecoveredLines) -> None:
+def test_one_exchange_is_waited_for_before_the_next(lines: ElasticLines) -> None:
     line = lines.open("mine")
     first = line.sum(torch.ones(2))
     with pytest.raises(TrainingError, match="wait for one before the next"):
@@ -57,7 +70,7 @@ def test_one_exchange_is_waited_for_before_the_next(lines: RecoveredLines) -> No
     line.sum(torch.ones(2)).wait()
 
 
-def test_pieces_of_any_size_and_type_come_as_they_are(lines: RecoveredLines) -> None:
+def test_pieces_of_any_size_and_type_come_as_they_are(lines: ElasticLines) -> None:
     line = lines.open("mine")
     for x in (torch.tensor([0.1, torch.nan]), torch.arange(6).reshape(2, 3), torch.tensor(True), torch.ones(0)):
         into, back = [torch.zeros_like(x)], [torch.zeros_like(x)]
@@ -66,7 +79,7 @@ def test_pieces_of_any_size_and_type_come_as_they_are(lines: RecoveredLines) -> 
         assert all(torch.equal(one.nan_to_num(7.0), x.nan_to_num(7.0)) for one in (*into, *back))
 
 
-def test_the_place_of_a_lost_worker_is_filled_with_zeros(lines: RecoveredLines, recovery: Recovery) -> None:
+def test_the_place_of_a_lost_worker_is_filled_with_zeros(lines: ElasticLines, rounds: ElasticCommunicator) -> None:
     """As after a loss that the part has not heard of when it begins."""
     lines.members_changed((0, 3))
     line, into = lines.open("mine"), [torch.full((2,), torch.nan) for _ in range(2)]
@@ -74,7 +87,7 @@ def test_the_place_of_a_lost_worker_is_filled_with_zeros(lines: RecoveredLines, 
     assert [one.tolist() for one in into] == [[1.0, 1.0], [0.0, 0.0]]
 
 
-def test_what_only_two_would_do_is_refused(lines: RecoveredLines) -> None:
+def test_what_only_two_would_do_is_refused(lines: ElasticLines) -> None:
     lines.members_changed((0, 3))
     line, x = lines.open("mine"), torch.ones(2)
     for begin in (lambda: line.send(x, 3), lambda: line.receive(x, 3)):
@@ -84,8 +97,8 @@ def test_what_only_two_would_do_is_refused(lines: RecoveredLines) -> None:
         lines.open("some", [0])
 
 
-def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: RecoveredLines, recovery: Recovery) -> None:
+def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: ElasticLines, rounds: ElasticCommunicator) -> None:
     lines.members_changed((0, 3))
-    recovery.membership.enter(Generation(number=1, members=(0,), came={}, why={}))
+    rounds.membership.enter(Generation(number=1, members=(0,), came={}, why={}))
     with pytest.raises(PeerError, match="worker 3 is gone"):
         lines.open("mine").broadcast(torch.ones(2), 3)

@@ -16,7 +16,7 @@ from uneven.policy.core.membership import Generation
 from uneven.policy.samples.leases import Run
 from uneven.policy.samples.paced import OwnPart
 from uneven.policy.samples.supply import SamplesWanted
-from uneven.run.lines.recovered_vectors import RecoveredVectors
+from uneven.run.lines.communicator import RoundPlace, VectorLine
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.membership.elastic_background_sync import BesideElastic
 from uneven.run.membership.elastic_run import LeftRun
@@ -48,7 +48,7 @@ class Worker:
         self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0)
         self.elastic = BesideElastic(self.membership, lambda record: None, lambda text, event="": None)
         self.elastic.give_state = self._give  # type: ignore[method-assign]
-        self.line = RecoveredVectors(self.elastic.recovery, TrafficBook().open("parameters"))
+        self.line = VectorLine(self.elastic.rounds, TrafficBook().open("parameters"))
         make_leased_pace(self.elastic, 20.0, ahead=True)
         self.elastic.merging = self
         self.elastic.bind(self.loop)  # type: ignore[arg-type]
@@ -57,19 +57,19 @@ class Worker:
         self.gave = f"{key} of {those}"
 
     def meet(self) -> None:
-        self.elastic.recovery.circle = self.membership.circle("exchanges")
+        self.elastic.rounds.circle = self.membership.circle("exchanges")
 
     def join(self) -> None:
         new = self.membership.ask({}, lambda waited_s: None)
-        self.elastic.recovery.exchanges = new.exchange
-        self.elastic.recovery.renew(new)
+        self.elastic.rounds.exchanges = new.exchange
+        self.elastic.rounds.renew(new)
         self.meet()
 
     def merge(self) -> None:
         self.elastic.begins_merge()
-        self.line.gather("a merge")
+        self.line.total(torch.zeros(1), RoundPlace("a merge"), words=False)
         vector = torch.tensor([self.membership.worker + 1.0])
-        self.line.total(vector, "a merge", None)
+        self.line.total(vector, RoundPlace("a merge"))
         self.sum = vector.item()
         self.elastic.merged()
 
@@ -114,8 +114,8 @@ def crew() -> Iterator[Crew]:
     yield it
     for one in it.made:
         one.elastic.claims.stop()
-        if one.elastic.recovery.circle is not None:
-            one.elastic.recovery.circle.drop()
+        if one.elastic.rounds.circle is not None:
+            one.elastic.rounds.circle.drop()
         one.membership.close()
     it.made.clear()
     del it.kept
@@ -150,7 +150,7 @@ def test_of_a_lost_worker_all_that_is_in_no_merge_comes_again(crew: Crew, begun:
 
     def dies() -> None:
         if begun:  # all have begun this merge, and it brings nothing
-            two.line.gather("a merge")
+            two.line.total(torch.zeros(1), RoundPlace("a merge"), words=False)
         two.membership.board.remove_member(1, "it was killed")
 
     together(dies, *[one.merge] * begun)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import Exchange
+from uneven.policy.core.membership import Meeting
 from uneven.policy.core.records import ExchangeRecord
 from uneven.run.context.observer import ExchangeObserver
-from uneven.run.gradients.step_check import mark, out_of_step
-from uneven.run.lines.recovered_vectors import RecoveredVectors
-from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.communicator import RoundPlace, VectorLine, unscaled
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.lines.group_communicator import GroupCommunicator
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
-from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.replicas.peers.background_thread import BackgroundThread
 from uneven.run.replicas.peers.overhead import PATIENCE_S
 from uneven.run.replicas.peers.replica import ExchangeResult, Given, Replica
@@ -54,7 +54,8 @@ class Exchanges:
         roll: names the missing workers; None for a single-process run.
         together: whether all workers take the same steps, so that each exchange has one place in the loop.
         shadowed, delayed: whether any exchange runs in the background, and whether any outcome enters some steps later.
-        recovery: makes the exchanges if members come and go; otherwise None.
+        rounds: makes the exchanges if members come and go; otherwise None.
+        spoken_for: returns the samples up to an iteration that this worker represents in a party, if parties change.
 
     Attributes:
         urgent: whether an exchange may start in the background at any cost.
@@ -75,7 +76,8 @@ class Exchanges:
         clock: Callable[[], int],
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
-        recovery: Recovery | None = None,
+        rounds: ElasticCommunicator | None = None,
+        spoken_for: Callable[[int], float] | None = None,
         entries: EntriesExchange | None = None,
     ) -> None:
         self._replica = replica
@@ -86,14 +88,14 @@ class Exchanges:
         self._observer = observer
         self._on_record = on_record
         self._on_nonfinite = on_nonfinite
-        self._line: VectorCarrier | RecoveredVectors | None = None
-        self._aside: VectorCarrier | None = None
-        if recovery is not None:
-            self._line = RecoveredVectors(recovery, book.open("parameters"))
+        self._spoken_for = spoken_for
+        self._line = self._aside = None if rounds is None else VectorLine(rounds, book.open("parameters"))
         if roll is not None:
-            self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
-            aside = shadowed or (delayed and entries is None)
-            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
+            traffic = book.open("parameters")
+            self._line = VectorLine(GroupCommunicator(roll, timeout_s), traffic)
+            if shadowed or (delayed and entries is None):
+                traffic = book.open("shadow")
+                self._aside = VectorLine(GroupCommunicator(roll, timeout_s), traffic)
         self.shadowed = shadowed
         self.urgent = False
         # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
@@ -173,7 +175,7 @@ class Exchanges:
 
     def _sum_late(self, order: Order, given: Given) -> tuple[int, float]:
         began_s = time.perf_counter()
-        sent_bytes = self._in_step(self._place(order), given.vector, order.exchange, self._aside)
+        sent_bytes = self._total(self._aside, given.vector, order.exchange, at=self._place(order))
         return sent_bytes, time.perf_counter() - began_s
 
     def _land_late(self, order: Order, given: Given, summed: tuple[int, float]) -> None:
@@ -197,27 +199,25 @@ class Exchanges:
 
     def _met(self, order: Order) -> ExchangeResult:
         exchange = order.exchange
-        if isinstance(self._line, RecoveredVectors):
-            return self._met_again(self._line, order)
         if exchange.select is None:
-            return self._replica.meet(exchange, order.merges.weight, partial(self._in_step, self._place(order)))
+            before = self._weight(order)
+            # Asked when the vector is sent, again after a loss: by then the party may have changed.
+            weight = (lambda: self._weight(order) / before) if before else unscaled
+            total = partial(self._total, self._line, at=self._place(order), groups=order.meeting, weight=weight)
+            return self._replica.meet(exchange, before, total, alone=self._alone)
         if self._entries is None or exchange.parties != self._entries.parties:
             return ExchangeResult(0, 0.0, True, 0)  # a party of one has no peer
         return self._entries.meet(exchange, Moved(order.clock, order.merges.weight, order.part, order.rate))
 
-    def _met_again(self, line: RecoveredVectors, order: Order) -> ExchangeResult:
-        """Exchange while members may change, and with them the party that this worker represents."""
+    def _weight(self, order: Order) -> float:
+        """Return the samples that this worker's replica represents in an exchange."""
+        spoken_for = self._spoken_for if order.exchange.parties else None
+        return order.merges.weight if spoken_for is None else spoken_for(order.iteration)
 
-        def spoken_for() -> float:
-            return line.spoken_for(order.iteration) if order.exchange.parties else order.merges.weight
-
-        def total(vector: Tensor, exchange: Exchange) -> int:
-            # Called when the vector is sent, again after a loss: by then the party may have changed.
-            weight = (lambda: spoken_for() / before) if before else None
-            return line.total(vector, self._named(exchange), self._place(order), order.meeting, weight)
-
-        before = spoken_for()
-        return self._replica.meet(order.exchange, before, total, alone=False)
+    @property
+    def _alone(self) -> bool | None:
+        """False if a worker takes part also if its group is only itself; None if its members tell."""
+        return False if self._line is not None and self._line.rounds.lonely else None
 
     def loaded(self) -> None:
         """Drop what belongs to the replica before a checkpoint was loaded."""
@@ -283,7 +283,7 @@ class Exchanges:
     def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
         """Return the plain mean of all replicas, shape (size,); raise :class:`TrainingError` if a worker is at
         another place."""
-        return self._replica.mean(partial(self._in_step, place), everybody)
+        return self._replica.mean(partial(self._total, self._line, at=place), everybody)
 
     def write_down(self) -> None:
         """Report finished exchanges; call it in the training thread."""
@@ -306,11 +306,8 @@ class Exchanges:
 
     def _gather(self, exchange: Exchange) -> None:
         """Wait for all members, in the background thread, by a sum of one number."""
-        if isinstance(self._line, RecoveredVectors):
-            self._line.gather(self._named(exchange))
-            return
         # The dtype must not depend on a rank's torch default: gloo aborts the process if dtypes differ.
-        self._total(self._aside, torch.zeros(1, dtype=torch.float32), exchange)
+        self._total(self._aside, torch.zeros(1, dtype=torch.float32), exchange, words=False)
 
     def _beside(
         self,
@@ -320,62 +317,42 @@ class Exchanges:
         resting: bool = False,
     ) -> bool:
         """Exchange once in the background thread; return whether all workers rest."""
-        if isinstance(self._line, RecoveredVectors):
-            return self._beside_again(self._line, order, own, over)
-        began_s = time.perf_counter()
+        began_s, total = time.perf_counter(), partial(self._total, self._aside)
         weight = 0 if order is self._rested else order.merges.weight
-        met = self._replica.meet(order.exchange, weight, partial(self._total, self._aside), resting=resting)
-        if weight or not resting:
+        met = self._replica.meet(order.exchange, weight, total, resting=resting, alone=self._alone, own=own)
+        if weight or (order.merges.gap and not resting):
             self._land(order, met, time.perf_counter() - began_s)
         if resting:
             self._rested = order
-        return met.resting == len(order.exchange.members)
-
-    def _beside_again(
-        self, line: RecoveredVectors, order: Order, own: Tensor | None, over: Callable[[], None] | None
-    ) -> bool:
-        def total(vector: Tensor, exchange: Exchange) -> int:
-            return line.total(vector, self._named(exchange), None)
-
-        began_s = time.perf_counter()
-        met = self._replica.meet(order.exchange, order.merges.weight, total, alone=False, own=own)
-        if order.merges.gap:
-            self._land(order, met, time.perf_counter() - began_s)
         if over is not None:
             over()
-        return False
+        return met.resting == len(order.exchange.members)
 
     def _place(self, order: Order) -> StepPosition | None:
         return StepPosition(order.epoch, order.iteration, order.clock) if self._together else None
 
-    def _in_step(
-        self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None
+    def _total(
+        self,
+        line: VectorLine | None,
+        vector: Tensor,
+        exchange: Exchange,
+        *,
+        at: StepPosition | None = None,
+        groups: Meeting | None = None,
+        weight: Callable[[], float] = unscaled,
+        words: bool = True,
     ) -> int:
-        """Sum over the members on ``line`` (None: the foreground's), and check that all are at one place."""
-        ranks = exchange.members
-        if isinstance(self._line, RecoveredVectors):
-            return self._line.total(vector, self._named(exchange), place)
-        line = line or self._line
-        if place is None or line is None or exchange.parties or len(ranks) == 1:
-            return self._total(line, vector, exchange)
-        index = ranks.index(self._rank)
-        # If all workers take the same steps, none rests, so the slot for resting carries the mark.
-        vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
-        sent = self._total(line, vector, exchange)
-        if vector[-1]:
-            total = partial(line.total, members=ranks)
-            raise out_of_step(total, place.epoch, place.iteration, index, ranks)
-        return sent
-
-    def _named(self, exchange: Exchange) -> str:
-        return f"the exchange of parameters {'beside' if exchange.beside else 'after'} step {self._clock()}"
-
-    def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
+        """Sum over the members on ``line``, and check that all are at one place, if there is one."""
         if line is None:
             return 0
         # In the background each worker is at another step, so the step cannot name the exchange.
-        place = "the exchange of parameters beside the training" if exchange.beside else ""
-        return line.total(vector, exchange.members, exchange.parties, self._named(exchange), place)
+        where = "the exchange of parameters beside the training" if exchange.beside else ""
+        what = f"the exchange of parameters {'beside' if exchange.beside else 'after'} step {self._clock()}"
+        here = at or StepPosition(0, 0, 0)
+        settles = -1 if at is None or at.shows else at.iteration  # an evaluation's mean changes no replica
+        step = (here.epoch, here.number, here.iteration, settles, groups)
+        place = RoundPlace(what, *step, exchange.members, exchange.parties, at is not None, where)
+        return line.total(vector, place, weight, words=words)
 
     def _land(self, order: Order, met: ExchangeResult, took_s: float) -> None:
         record = ExchangeRecord(

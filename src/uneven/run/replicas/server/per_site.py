@@ -12,7 +12,7 @@ from torch import Tensor
 from uneven.errors import CheckpointError
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.samples.order import Portion, Portions
-from uneven.run.lines.vectors import VectorCarrier
+from uneven.run.lines.communicator import RoundPlace, VectorLine
 from uneven.run.replicas.peers.scaled_learning_rate import DividedSteps
 from uneven.run.replicas.server.client_copy import Values
 from uneven.run.replicas.server.server_sync import ServerSync
@@ -26,7 +26,7 @@ class PerSiteSync(ServerSync):
     The model to evaluate is the mean of the sites' copies, weighted by their numbers of workers.
     """
 
-    def __init__(self, *rest: Any, parties: Sequence[Party], mean_by: VectorCarrier, **named: Any) -> None:
+    def __init__(self, *rest: Any, parties: Sequence[Party], mean_by: VectorLine, **named: Any) -> None:
         super().__init__(*rest, **named)
         self._divided = DividedSteps(self._rank)
         self._parties = tuple(parties)
@@ -65,7 +65,7 @@ class PerSiteSync(ServerSync):
         party = next(party for party in self._parties if self._rank in party)
         workers = sum(map(len, self._parties))
         part = torch.from_numpy(values * values.dtype.type(len(party) / workers))
-        self._mean_by.total(part, tuple(range(workers)), self._parties, "session.evaluated()")
+        self._mean_by.total(part, RoundPlace("session.evaluated()", parties=tuple(self._parties)))
         mean: Values = part.numpy()
         return mean
 

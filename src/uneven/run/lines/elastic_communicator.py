@@ -20,91 +20,86 @@ repaired the same way, and all learn of it at one exchange. A member does not ke
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
-from uneven.policy.samples.requeued import RequeuedSamples
-from uneven.run.gradients.step_check import out_of_step
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.all_to_all import Swap
-from uneven.run.lines.contribution import Contribution, Weight, unscaled
+from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
+from uneven.run.lines.contribution import Contribution
 from uneven.run.lines.control_words import Slots
-from uneven.run.membership.generations import Membership
+from uneven.run.lines.in_step import out_of_step
+from uneven.run.lines.traffic import bytes_of_sum
+
+if TYPE_CHECKING:
+    from uneven.run.membership.generations import Membership
 
 _MOST_CIRCLES = 16  # process groups of some members that are kept, because the same ones meet again and again
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangePlace:
-    """The place of one exchange in the loop. All members have the same ``epoch`` and ``place``, a position in the
-    epoch."""
+class RoundListener(Protocol):
+    """The elastic run; called in the thread of the round.
 
-    what: str  # name of the exchange, for messages
-    epoch: int = 0
-    place: int = 0
-    iteration: int = 0  # for messages
-    settles: int = -1  # iteration up to which samples count as used once the exchange is complete; −1 for none
-    groups: Meeting | None = None  # the members' groups, each with its own sums; None for one sum over all members
-    confirmed: bool = False  # whether the announcements follow the sums and so confirm that all members have them
-    passes: int = 1  # backward passes on this batch so far
+    * ``flush``: before a round starts; apply the generations that start with it.
+    * ``announce``: return this member's announcement for the round.
+    * ``changed``: there is a new generation, already for this round if ``now``; the change began at ``began_s``
+      (monotonic).
+    * ``landed``: samples up to the iteration ``settles`` are used, those of ``contributors``, who summed in these
+      ``groups``, or all together if there are none.
+    * ``drawn``: return the last iteration whose samples were drawn.
+    """
 
-    @property
-    def confirms(self) -> bool:
-        return self.confirmed or self.groups is not None
+    def flush(self) -> None: ...
+    def announce(self) -> float: ...
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None: ...
+    def landed(self, settles: int, contributors: Members, groups: tuple[Members, ...]) -> None: ...
+    def drawn(self) -> int: ...
 
 
-class Recovery:
-    """The exchanges of one worker.
+class ElasticCommunicator:
+    """The rounds of one worker among members that come and go; implements :class:`.communicator.Communicator`.
+
+    Args:
+        report_length: numbers in a row of a report.
 
     Attributes:
         exchanges: completed over the whole run.
         by: number of the generation that made the newest sums.
     """
 
-    def __init__(
-        self,
-        membership: Membership,  # of this worker
-        returned: RequeuedSamples,  # how each iteration's samples were split
-        *,
-        # a new generation, whether already for this exchange, and its start (monotonic s)
-        changed: Callable[[Generation, bool, float], None],
-        flush: Callable[[], None],  # called before an exchange starts, because a generation may apply from this one on
-        announce: Callable[[], float],  # returns this member's announcement for the next exchange
-        report_length: int,  # numbers in a row of a report
-    ) -> None:
+    lonely = True
+
+    def __init__(self, membership: Membership, listener: RoundListener, *, report_length: int) -> None:
         self.membership = membership
         self.circle: AbortableGroup | None = None  # the process group of this generation
         self.exchanges = self.by = 0
-        self.at: ExchangePlace | None = None  # place of the exchange under way; None between two
+        self.at: RoundPlace | None = None  # place of the exchange under way; None between two
         self.slots = Slots(report_length)  # the announcements and reports behind the sums
         self.slots.renew(membership.place, len(membership.members))
         self.pieces: list[Contribution] = []  # of the exchange under way
         self._swap: Swap | None = None
         self._circles: dict[Members, AbortableGroup] = {}  # groups of some members of this generation
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
-        self._returned = returned
-        self._changed = changed
-        self._flush = flush
-        self._announce = announce
+        self._listener = listener
         self._kept: list[Contribution] = []  # of the last exchange, with their sums
         self._spare: list[Contribution] = []  # of the exchange before; their memory is used again
 
     # ---------------------------------------------------------------- an exchange
-    def enter(self, at: ExchangePlace) -> None:
+    def begin(self, at: RoundPlace) -> None:
         if self.at is not None:
             raise TrainingError(
                 f"{at.what} inside of {self.at.what}: in an elastic run one exchange is made after the other, as all "
                 f"members must have made the same ones when one of them is lost; wait for one before the next"
             )
-        self._flush()
+        self._listener.flush()
         self.at = at
 
-    def begin(
+    def add(
         self, own: Tensor, weight: Weight = unscaled, *, slots: bool = False, into: Tensor | None = None
     ) -> Contribution:
         """Start the sum of one tensor, which must not change until the exchange is complete.
@@ -131,11 +126,21 @@ class Recovery:
         self._swap = Swap(outgoing, incoming)
         self._swap.begin(self.circle, self.membership.members)
 
-    def land(self) -> Members:
-        """Wait for all sums, repair the exchange after a loss, and return the workers whose tensors are in the sums.
+    def land(self, *, words: bool = False) -> Members:
+        """Wait for all sums, repair the round after a loss, finish it, and return the workers whose tensors are in the
+        sums. The sums are kept for others, so they must not be changed.
 
-        Raises PeerError if too few members are left, or if one that is alive does not take part within the time-out.
+        Raises PeerError if too few members are left, or if one that is alive does not take part within the time-out,
+        and TrainingError if members were at different places.
         """
+        assert self.at is not None
+        if words and not self.at.confirms:  # otherwise `_received` starts it after the sums
+            self.add(self._nothing, slots=True)
+        contributors = self._made()
+        self.complete(contributors)
+        return contributors
+
+    def _made(self) -> Members:
         contributors = self.membership.members
         try:
             whole = self._wait()
@@ -148,17 +153,14 @@ class Recovery:
         return contributors
 
     def complete(self, contributors: Members) -> list[Contribution]:
-        """Finish the exchange under way. Raises TrainingError if members were at different places.
-
-        Returns:
-            Its pieces. Their sums are kept for others, so they must not be changed.
-        """
+        """Finish the round under way, and return its pieces."""
         at, pieces, swap = self.at, self.pieces, self._swap
         assert at is not None
         if swap is not None:
             swap.take(contributors)
         for piece in pieces:
             piece.work = None
+            piece.sent_bytes = bytes_of_sum(piece.sent.nbytes, len(piece.inside or self.membership.members))
             if piece.slotted:
                 self.slots.read(piece.sent[piece.own.numel() :])
         self._spare, self._kept, self.pieces, self.at, self._swap = self._kept, pieces, [], None, None
@@ -166,7 +168,7 @@ class Recovery:
             raise self._out_of_step(at)
         if at.settles >= 0:
             groups = () if at.groups is None else at.groups(self.by, self.membership.history[self.by])
-            self._returned.exchanged(at.settles, contributors, groups)
+            self._listener.landed(at.settles, contributors, groups)
         self.exchanges += 1
         return pieces
 
@@ -212,7 +214,7 @@ class Recovery:
             said = Statement(
                 exchanges=self.exchanges,
                 by=self.by,
-                drawn=self._returned.newest,
+                drawn=self._listener.drawn(),
                 between=between,
                 leaving=leaving,
                 new=new,
@@ -224,7 +226,7 @@ class Recovery:
                 self.circle = self.membership.circle("exchanges")
             except GroupAborted:
                 if not new:
-                    self._changed(made, self.exchanges >= made.exchange, time.monotonic())
+                    self._listener.changed(made, self.exchanges >= made.exchange, time.monotonic())
                 continue
             return made
 
@@ -249,28 +251,26 @@ class Recovery:
                 self.hand_over(new, lacking=False)
             except GroupAborted:
                 continue
-            self._changed(new, True, began_s)
+            self._listener.changed(new, True, began_s)
             return
 
     def mine(self, groups: Meeting) -> Members:
         generation, worker = self.membership.generation, self.membership.worker
         return next(one for one in groups(generation.number, generation.members) if worker in one)
 
-    def spoken_for(self, iteration: int) -> float:
-        """Return this worker's samples up to an iteration that are not in every replica, divided by the replicas
-        that hold them."""
-        return self._returned.spoken_for(self.membership.worker, iteration)
-
     def renew(self, generation: Generation) -> None:
         self.slots.renew(generation.place(self.membership.worker), len(generation.members))
 
     # ----------------------------------------------------------------
+    def close(self) -> None:
+        """Do nothing: the group belongs to the generation."""
+
     def _send(self, piece: Contribution) -> None:
         assert self.at is not None
         piece.fill()
         if piece.slotted:
             slots = piece.sent[piece.own.numel() :]
-            self.slots.fill(slots, self.at.epoch, self.at.place, self._announce())
+            self.slots.fill(slots, self.at.epoch, self.at.place, self._listener.announce())
         try:
             piece.inside = None if self.at.groups is None or piece.slotted else self.mine(self.at.groups)
             circle = self.circle if piece.inside is None else self._circle_of(piece.inside)
@@ -309,14 +309,14 @@ class Recovery:
         if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):
                 return False
-            self.begin(torch.zeros(1))
+            self.add(torch.zeros(1))
         elif self.at.confirms and not any(piece.slotted for piece in self.pieces):
             for piece in self.pieces:
                 within = circle if piece.inside is None else self._circle_of(piece.inside)
                 if piece.work is None or within is None:
                     return False
                 within.wait(piece.work)
-            self.begin(self._nothing, slots=True)
+            self.add(self._nothing, slots=True)
         return True
 
     def _recover(self) -> Members:
@@ -326,7 +326,7 @@ class Recovery:
             try:
                 lacking = self.exchanges < new.exchange
                 self.hand_over(new, lacking)
-                self._changed(new, not lacking, began_s)
+                self._listener.changed(new, not lacking, began_s)
                 if lacking:
                     # The sums were made before this generation, so the members of that generation are in them.
                     self.by = new.by
@@ -358,7 +358,7 @@ class Recovery:
             piece.room(spare[place] if place < len(spare) else None, slots)
             self._send(piece)
 
-    def _out_of_step(self, at: ExchangePlace) -> TrainingError:
+    def _out_of_step(self, at: RoundPlace) -> TrainingError:
         circle = self.circle
         assert circle is not None
         where = at.epoch, at.iteration, circle.place, self.membership.members

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uneven.run.gradients.step_check import mark
+from uneven.run.lines.in_step import mark
 from uneven.run.lines.transport import Rows
 
 MOST_RANKS = 64
@@ -101,7 +101,7 @@ class Piggyback:
 
     It needs gradients in host memory, and exchanges that are sums. Each rank fills its own row of a table and leaves
     the others zero, so the sum holds all rows. No rank knows beforehand if another will call, so every exchange carries
-    the table: a few hundred numbers. ``apart`` is true if the marks of :mod:`uneven.run.gradients.step_check` did not
+    the table: a few hundred numbers. ``apart`` is true if the marks of :mod:`uneven.run.lines.in_step` did not
     cancel.
     """
 

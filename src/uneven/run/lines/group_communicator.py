@@ -6,84 +6,104 @@ In each case all members get bit-identical results, because every piece is summe
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from uneven.errors import PeerError
+from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.group_lines import new_group
+from uneven.run.lines.in_step import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
-from uneven.run.lines.traffic import Traffic, bytes_of_sum
+from uneven.run.lines.traffic import bytes_of_sum
 
 Members = tuple[int, ...]
 
 
-class VectorCarrier:
-    """One thread's line for vectors. Every worker creates its carriers in the same order, and uses each in one
-    thread."""
+@dataclass(slots=True)
+class SummedInPlace:
+    """A tensor that its sum replaces; implements :class:`.communicator.Piece`."""
 
-    def __init__(self, roll: RollCall, timeout_s: float, traffic: Traffic) -> None:
+    own: Tensor
+    sent_bytes: int = 0
+
+    def take(self) -> None:
+        """Do nothing: the sum is there."""
+
+
+class GroupCommunicator:
+    """Rounds of one tensor among fixed workers. Every worker creates its communicators in the same order."""
+
+    lonely = False
+
+    def __init__(self, roll: RollCall, timeout_s: float) -> None:
         self._rank = dist.get_rank()
-        self._size = dist.get_world_size()
+        self._everybody = tuple(range(dist.get_world_size()))
         self._limit = timedelta(seconds=timeout_s)
         self._roll = roll
-        self._traffic = traffic
+        self._at = RoundPlace("")
+        self._piece = SummedInPlace(torch.empty(0))
         # Keeps the works of the newest exchange alive, so that gloo's own thread never destroys one; see
         # uneven.run.gradients.gradient_carrier for the deadlock.
         self._kept: list[dist.Work] = []
         with roll.waiting("forming the group for parameters"):
             self._group: Any = new_group(timeout_s=timeout_s)
 
-    def total(
-        self,
-        vector: torch.Tensor,
-        members: Members,
-        parties: tuple[Members, ...] = (),
-        what: str = "the exchange of parameters",
-        place: str = "",
-    ) -> int:
-        """Replace ``vector`` by its sum over ``members``, or over the first worker of each of ``parties``, and wait.
+    def begin(self, place: RoundPlace) -> None:
+        self._at = place
 
-        Args:
-            vector: flat (numbers,), of the same length and dtype on every member.
-            what: the exchange, for the message.
-            place: see :meth:`RollCall.waiting`.
+    def add(self, own: Tensor, weight: Weight = unscaled) -> SummedInPlace:
+        if (factor := weight()) != 1.0:
+            own.mul_(factor)
+        self._piece = SummedInPlace(own)
+        return self._piece
 
-        Returns:
-            Bytes that this worker sent, computed from the shape of the exchange.
+    def land(self, *, words: bool = False) -> Members:
+        at, vector = self._at, self._piece.own
+        members = at.members or self._everybody
+        if not at.compared or at.parties or len(members) == 1:
+            self._piece.sent_bytes = self._sum(vector, members, at.parties)
+            return members
+        index = members.index(self._rank)
+        # If all workers take the same steps, none rests, so the slot for resting carries the mark.
+        vector[-1] = mark(at.epoch, at.place, index, len(members), vector.dtype)
+        self._piece.sent_bytes = self._sum(vector, members)
+        if vector[-1]:
+            raise out_of_step(lambda table: self._sum(table, members), at.epoch, at.iteration, index, members)
+        return members
 
-        Raises:
-            PeerError: a worker did not take part in time, or has failed; the message names it.
-        """
+    def _sum(self, vector: Tensor, members: Members, parties: tuple[Members, ...] = ()) -> int:
+        """Replace ``vector`` by its sum; return the bytes that this worker sent. Raises PeerError with the name of a
+        worker that did not take part in time, or has failed."""
         self._kept.clear()
         try:
-            with self._roll.waiting(what, place), self._traffic.waiting():
-                sent_bytes = self._total(vector, members, parties)
+            with self._roll.waiting(self._at.what, self._at.where):
+                return self._total(vector, members, parties)
         except PeerError as failure:
             # Workers that wait for this one notice when its connections close, before their time-out. A work in a frame
             # of the traceback would keep the connections open.
             traceback.clear_frames(failure.__cause__.__traceback__ if failure.__cause__ is not None else None)
             self.close()
             raise
-        self._traffic.sent_bytes += sent_bytes
-        return sent_bytes
 
-    def _total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...]) -> int:
+    def _total(self, vector: Tensor, members: Members, parties: tuple[Members, ...]) -> int:
         if parties:
             return self._speak(vector, parties)
         if len(members) == 1:
             return 0
-        if len(members) == self._size:
+        if len(members) == len(self._everybody):
             self._finish([dist.all_reduce(vector, group=self._group, async_op=True)])
-            return bytes_of_sum(vector.nbytes, self._size)
+            return bytes_of_sum(vector.nbytes, len(members))
         # A ring of messages on the group of all workers. Process groups for all random groups would be too many. Torch
         # also names a group that only its members create by a counter of the process. So members with different
         # numbers of earlier groups would never meet.
         return self._ring(vector, members)
 
-    def _speak(self, vector: torch.Tensor, parties: tuple[Members, ...]) -> int:
+    def _speak(self, vector: Tensor, parties: tuple[Members, ...]) -> int:
         """Sum over the first workers of the parties, which forward the result to their parties."""
         party = next(party for party in parties if self._rank in party)
         speakers = tuple(party[0] for party in parties)
@@ -94,7 +114,7 @@ class VectorCarrier:
         self._finish([dist.isend(vector, rank, group=self._group) for rank in party[1:]])
         return sent + (len(party) - 1) * vector.nbytes
 
-    def _ring(self, vector: torch.Tensor, members: Members) -> int:
+    def _ring(self, vector: Tensor, members: Members) -> int:
         """Reduce-scatter, then all-gather: m − 1 pieces of 1/m each to the next member, twice."""
         count, place = len(members), members.index(self._rank)
         pieces = list(vector.tensor_split(count))

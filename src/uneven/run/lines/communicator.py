@@ -1,0 +1,96 @@
+"""Rounds of sums among workers. A round is the unit that is repeated after a loss: all its tensors, and one place.
+
+Each communicator makes one row of rounds, one after the other, in one thread; all members make the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from uneven.policy.core.membership import Meeting, Members
+from uneven.run.lines.traffic import Traffic
+
+Weight = Callable[[], float]
+
+
+def unscaled() -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlace:
+    """The place of one round in the loop. All members have the same ``epoch`` and ``place``, a position in the
+    epoch."""
+
+    what: str  # name of the exchange, for messages
+    epoch: int = 0
+    place: int = 0
+    iteration: int = 0  # for messages
+    settles: int = -1  # iteration up to which samples count as used once the round is complete; −1 for none
+    groups: Meeting | None = None  # of members that come and go, each with its own sums; None for one over all members
+    # of fixed workers
+    members: Members = ()  # that sum; empty for all
+    parties: tuple[Members, ...] = ()  # whose first workers sum, and forward the result to their parties
+    compared: bool = False  # whether they compare their places
+    where: str = ""  # see `RollCall.waiting`
+    # of gradients
+    confirmed: bool = False  # whether the announcements follow the sums and so confirm that all members have them
+    passes: int = 1  # backward passes on this batch so far
+
+    @property
+    def confirms(self) -> bool:
+        return self.confirmed or self.groups is not None
+
+
+class Piece(Protocol):
+    """One tensor of a round. ``take`` replaces it by its sum, after the round."""
+
+    @property
+    def sent_bytes(self) -> int: ...  # by this worker, computed from the shape of the exchange
+    def take(self) -> None: ...
+
+
+class Communicator(Protocol):
+    """One thread's row of rounds, each from ``begin`` to ``land``.
+
+    A tensor that is added is flat and contiguous, of the same length and dtype on all members. It must not change
+    before the end of the round. Its weight is its factor, asked for when it is sent, and again after a loss.
+
+    ``land`` waits for all sums and returns the workers whose tensors are in them. With ``words``, members that come and
+    go announce what they are about to do. It raises PeerError if a worker does not take part in time, or too few are
+    left, and TrainingError if members are at different places.
+
+    ``lonely`` means that a worker takes part also if its group is only itself.
+    """
+
+    lonely: bool
+
+    def begin(self, place: RoundPlace) -> None: ...
+    def add(self, own: Tensor, weight: Weight = unscaled) -> Piece: ...
+    def land(self, *, words: bool = False) -> Members: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class VectorLine:
+    """A line for vectors, with one round for each."""
+
+    rounds: Communicator
+    traffic: Traffic
+
+    def total(self, vector: Tensor, place: RoundPlace, weight: Weight = unscaled, *, words: bool = True) -> int:
+        """Replace ``vector`` by its sum, and wait. Returns the bytes that this worker sent."""
+        self.rounds.begin(place)
+        piece = self.rounds.add(vector, weight)
+        with self.traffic.waiting():
+            self.rounds.land(words=words)
+        piece.take()
+        self.traffic.sent_bytes += piece.sent_bytes
+        return piece.sent_bytes
+
+    def close(self) -> None:
+        self.rounds.close()
