@@ -1,4 +1,4 @@
-"""The training of ``uneven bench worlds`` on each emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
+"""Trains on each emulated node for ``uneven bench worlds``: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
 
 from __future__ import annotations
 
