@@ -50,6 +50,18 @@ def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext
     assert flat(run.model).isfinite().all()
 
 
+@ranks(2)
+def test_a_worker_without_a_batch_takes_part_until_all_rest(me: RankContext, tmp_path: str) -> None:
+    through = Path(tmp_path, "through")
+    run = Run("shadow:load=1:ma:every=1")
+    if me.rank == 0:
+        until(through)
+    seen = run.epoch()
+    through.touch()
+    run.session.close()  # without an evaluation before it, at which the workers would meet
+    assert len(seen) == (N if me.rank == 1 else 0)
+
+
 @pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf:momentum=0.5", "shadow:easgd:together=true"])
 @ranks(3)
 def test_beside_a_slow_worker_each_sample_comes_once(me: RankContext, sync: str, tmp_path: str) -> None:

@@ -185,6 +185,8 @@ class PeerSync:
         self.load_state_dict(*saved)
 
     def paused(self) -> None:
+        if not self._begun:  # this worker got no batch of the epoch, and others wait for it when they rest
+            self._begin()
         self._exchanges.paused()
 
     def over(self, part: Portion) -> None:
