@@ -46,7 +46,7 @@ class RoundPlace:
         return self.confirmed or self.groups is not None
 
 
-class Piece(Protocol):
+class RoundTensor(Protocol):
     """One tensor of a round. ``take`` replaces it by its sum, after the round."""
 
     @property
@@ -70,7 +70,7 @@ class Communicator(Protocol):
     lonely: bool
 
     def begin(self, place: RoundPlace) -> None: ...
-    def add(self, own: Tensor, weight: Weight = unscaled) -> Piece: ...
+    def add(self, own: Tensor, weight: Weight = unscaled) -> RoundTensor: ...
     def land(self, *, words: bool = False) -> Members: ...
     def close(self) -> None: ...
 

@@ -26,7 +26,7 @@ Members = tuple[int, ...]
 
 @dataclass(slots=True)
 class SummedInPlace:
-    """A tensor that its sum replaces; implements :class:`.communicator.Piece`."""
+    """A tensor that its sum replaces; implements :class:`.communicator.RoundTensor`."""
 
     own: Tensor
     sent_bytes: int = 0

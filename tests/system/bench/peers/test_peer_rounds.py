@@ -6,7 +6,7 @@ import pytest
 
 from uneven.errors import ConfigError
 from uneven_bench.peers.accumulate.rule import accumulate
-from uneven_bench.peers.backup.quorum import GradientVerdict, Quorum, play, samples_each
+from uneven_bench.peers.backup.quorum import GradientQuorum, GradientVerdict, play, samples_each
 
 
 def test_faster_workers_take_more_until_the_batch_is_in() -> None:
@@ -38,7 +38,7 @@ def test_accumulation_that_makes_no_sense_is_refused(micro_batch_s: list[float],
 
 
 def test_the_first_gradients_make_the_update_and_the_late_are_dropped() -> None:
-    quorum = Quorum(3, 1)
+    quorum = GradientQuorum(3, 1)
     assert quorum.arrive(2, 0) == GradientVerdict(counts=True)
     assert quorum.arrive(0, 0) == GradientVerdict(counts=True, complete=(2, 0))
     assert quorum.arrive(1, 0) == GradientVerdict(counts=False)

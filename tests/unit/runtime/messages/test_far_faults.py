@@ -14,7 +14,7 @@ from far_lines import Relay, posts_over_relays
 from torch import nn
 
 from uneven.errors import PeerError
-from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Selection, Significant, TopK
+from uneven.policy.core.actions import Add, Exchange, Far, Mean, Moment, Payload, Selection, Significant, TopK
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.sparse.exchange import EntriesExchange, Moved, peers_of
@@ -34,8 +34,8 @@ def far(policy: str) -> Exchange:
     kinds: dict[str, tuple[Any, Selection, dict[str, Any]]] = {
         "geo": (Add(), Significant(0.01), {}),
         "geo, all of it": (Add(), Significant(0.0), {}),
-        "geo, a lead": (Add(), Significant(0.01), {"lead": 2}),
-        "geo, hubs": (Add(), Significant(0.01), {"groups": ((0, 1), (2,))}),
+        "geo, a lead": (Add(), Significant(0.01), {"far": Far(lead=2)}),
+        "geo, hubs": (Add(), Significant(0.01), {"far": Far(hubs=((0, 1), (2,)))}),
         "sparse-local": (Mean(), TopK(0.1, 64, 2), {}),
     }
     merge, select, more = kinds[policy]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from uneven.errors import PeerError
-from uneven_bench.peers.backup.quorum import Quorum, samples_each
+from uneven_bench.peers.backup.quorum import GradientQuorum, samples_each
 from uneven_bench.peers.mailbox import Mailbox
 
 SERVER = 0  # the rank that hosts the server, and is a worker like any other
@@ -33,7 +33,7 @@ class _QuorumServer:
         self,
         parameters: Sequence[torch.Tensor],
         make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-        quorum: Quorum,
+        quorum: GradientQuorum,
         inbox: Mailbox,
         outbox: Mailbox,
     ) -> None:
@@ -109,7 +109,7 @@ class BackupCarrier:
     ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         size = dist.get_world_size()
-        quorum = Quorum(size, spares)
+        quorum = GradientQuorum(size, spares)
         self._spares = spares
         self._size = size
         first = _flat(self._parameters)

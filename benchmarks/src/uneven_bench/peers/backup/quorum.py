@@ -32,7 +32,7 @@ class GradientVerdict:
     complete: tuple[int, ...] = ()  # ranks of the update that it completes; empty if it completes none
 
 
-class Quorum:
+class GradientQuorum:
     """A counter of the gradients of the present version. Raises ConfigError: no gradient would count. ``workers``: n;
     ``spares``: b. ``version``: of the parameters; also the updates made so far; ``dropped``: late gradients of each
     rank."""
@@ -72,7 +72,7 @@ class Redundant:
 def play(workers: int, spares: int, versions: int, seconds: Callable[[int, int], float]) -> Redundant:
     """Play a run in virtual time, of ``versions`` updates. ``seconds``: (version, rank) → time from the parameters to
     the gradient's arrival. Raises ConfigError: no gradient would count."""
-    quorum = Quorum(workers, spares)
+    quorum = GradientQuorum(workers, spares)
     counted_s, waited_s, came_s = [0.0] * workers, [0.0] * workers, [0.0] * workers
     hand = [(seconds(0, rank), rank, 0, seconds(0, rank)) for rank in range(workers)]  # end, rank, version, duration
     heapq.heapify(hand)
