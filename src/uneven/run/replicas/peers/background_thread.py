@@ -107,7 +107,12 @@ class BackgroundThread:
         held, self._held = self._held, None
         if held is not None:
             receive, land = held
-            found = receive()
+            try:
+                found = receive()
+            except TrainingError:
+                if self._ended:  # the training may continue: the next exchange starts a thread again
+                    self._ended, self._job, self._error, self._thread = False, None, None, None
+                raise
             if not drop:
                 land(found)
 
