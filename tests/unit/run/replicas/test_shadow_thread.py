@@ -201,6 +201,23 @@ def test_a_delayed_exchange_that_fails_is_told_where_it_is_waited_for() -> None:
     thread.close()
 
 
+def test_after_an_interrupted_wait_the_next_exchange_waits_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    thread, go, order = BackgroundThread(), threading.Event(), []
+    thread.launch(lambda: order.append(f"first {go.wait()}"))
+    thread.hold(interrupted, order.append)
+    with pytest.raises(KeyboardInterrupt):
+        thread.arrive()
+    wait_for = thread._changed.wait_for
+    monkeypatch.setattr(thread._changed, "wait_for", lambda done: (go.set(), wait_for(done)))
+    thread.launch(lambda: order.append("second"))
+    thread.wait()
+    assert order == ["first True", "second"]
+    thread.close()
+
+
 def test_it_is_exchanging_once_all_have_started_and_not_while_it_rests() -> None:
     thread, seen = BackgroundThread(), []
 

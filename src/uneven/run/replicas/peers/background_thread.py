@@ -72,7 +72,7 @@ class BackgroundThread:
         return self._job is None and (load >= 1.0 or self._budget.allows(load))
 
     def launch(self, job: Job, gather: Job | None = None, load: float = 1.0) -> None:
-        """Start a job if nothing is under way; never waits.
+        """Start a job; never waits, because none is under way, unless Ctrl-C has interrupted the wait for it.
 
         Args:
             gather: called before it, in the thread: waits until the others have started too, at no cost to the
@@ -91,7 +91,6 @@ class BackgroundThread:
     def rest(self, job: Callable[[], bool], gather: Job | None = None) -> None:
         """Take part in exchanges until all workers rest, as ``job`` returns; afterwards nothing is under way. Raises
         :class:`TrainingError`."""
-        self.wait()
         while True:
             self._start(job, gather, resting=True)
             if self.wait() or self._ended:
@@ -128,8 +127,8 @@ class BackgroundThread:
             self._thread.join()
 
     def _start(self, job: Job, gather: Job | None, resting: bool) -> None:
+        self.wait()  # the thread has only one line, so it makes one exchange at a time
         with self._changed:
-            assert self._job is None, "one exchange at a time"
             self._job = job, gather, resting
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uneven-shadow", daemon=True)
