@@ -91,6 +91,18 @@ def test_samples_steps_and_what_is_owed() -> None:
     assert [(met.iteration, met.gap, met.samples) for met in records[1:]] == [(3, 2, 4)]
 
 
+def test_samples_of_a_replica_that_was_replaced_do_not_count() -> None:
+    model, optimizer = linear()
+    records: list[ExchangeRecord] = []
+    one = agreement(MA(every=2), model, records.append)
+    step(one, part(0, 3, 2), model, optimizer)
+    one.after(part(0, 3, 2), leaving=False)
+    one.load_state_dict(*agreement(MA(every=3), model).state_dict(()))  # of another policy
+    step(one, part(1, 3, 2), model, optimizer)
+    one.after(part(1, 3, 2), leaving=False)
+    assert [(met.gap, met.samples) for met in records] == [(1, 2)]
+
+
 def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
     model, optimizer = linear()
     one = PeerSync(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
