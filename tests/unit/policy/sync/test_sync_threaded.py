@@ -19,9 +19,22 @@ def test_averages_of_parameters_go_with_threads() -> None:
     assert threaded("bsp", "lb-bsp", 2, 1) is None  # alone there is nothing to exchange
 
 
-def test_an_outcome_that_enters_after_one_step_does_not_go_with_threads() -> None:
-    assert "leave the delay out" in str(threaded("diloco:every=4,delay=2", "even", 2, 2))
+@pytest.mark.parametrize("policy", ["diloco:every=4,delay=2", "diloco:every=4,fragments=2,delay=1"])
+def test_an_outcome_that_enters_after_one_step_does_not_go_with_threads(policy: str) -> None:
+    assert threaded(policy, "even", 2, 2) == (
+        f"sync = {policy!r} with threads = 2: what an exchange comes to enters after one step, which threads side by "
+        f"side take at no one moment; leave the delay out, or take threads = 1"
+    )
     assert threaded("diloco:every=4,fragments=2", "even", 2, 2) is None
+
+
+@pytest.mark.parametrize("workers", [1, 2])  # alone, too: the server has a copy of it
+@pytest.mark.parametrize("policy", ["shadow:asp", "decoupled", "decoupled:every=2,quorum=1"])
+def test_movements_to_a_server_in_the_background_do_not_go_with_threads(policy: str, workers: int) -> None:
+    assert threaded(policy, "even", 3, workers) == (
+        f"sync = {policy!r} with threads = 3: each of its steps goes through a parameter server, and the threads of a "
+        f"worker do not step together; use sync = 'shadow:easgd', which goes there in the background, or threads = 1"
+    )
 
 
 @pytest.mark.parametrize(

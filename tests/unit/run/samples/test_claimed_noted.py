@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from torch._C._distributed_c10d import HashStore
 
+from uneven.policy.samples.order import Portion
+from uneven.policy.samples.supply import SamplesWanted
 from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.session_store import SessionStore
 
@@ -33,3 +36,40 @@ def test_an_update_begins_when_its_note_is_there() -> None:
     assert asked.calls == ["set", "check"]  # the answer to the second shows that the first is done
     claims.aside(True)
     assert asked.calls[2:] == ["set"]  # nothing hangs on it
+
+
+@pytest.mark.parametrize(("arrived", "again"), [(1, [(4, 20)]), (2, [(12, 20)])])
+def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued(
+    arrived: int, again: list[tuple[int, int]]
+) -> None:
+    stored = HashStore()
+    other, lost = claims_of(0, stored), claims_of(1, stored)
+    parts = [taken(lost, size) for size in (4, 4, 4, 8)]
+    lost.learnt(parts[0])
+    lost.gives(1)
+    lost.gave()
+    lost.learnt(parts[1])
+    lost.learnt(parts[2])
+    lost.gives(2)  # on its way; the last of its batches is in no update
+    for _ in range(2):
+        other.lost(1, arrived)
+        assert [*other._book(0).again] == again, "once, however often the loss is reported"
+    assert taken(other, 30).start == again[0][0], "requeued samples go first"
+    assert lost.take(0, wanted(4)).result() is None
+
+
+def claims_of(rank: int, store: HashStore) -> LeasedSamples:
+    return LeasedSamples(
+        SessionStore(rank, 2, store), 5.0, ahead=False, members=(0, 1), tend=lambda: True, there=lambda: (0, 1)
+    )
+
+
+def wanted(samples: int) -> SamplesWanted:
+    return SamplesWanted(samples, 1, 100)
+
+
+def taken(claims: LeasedSamples, samples: int) -> Portion:
+    run = claims.take(0, wanted(samples)).result()
+    assert run is not None
+    size = run[1] - run[0]
+    return Portion(iteration=run[0], epoch=0, start=run[0], size=size, shares=(size,))

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.journal import read
-from uneven.policy.core.records import EventRecord, StepRecord
+from uneven.policy.core.records import EventRecord, ExchangeRecord, StepRecord
 from uneven.run.threads.batch_queue import Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 from uneven.testing.inside import inside
@@ -131,6 +131,29 @@ def test_three_threads_use_every_sample_once_an_epoch(run: Callable[..., Run], m
     assert [one.iteration for one in steps] == list(range(10))
     assert {(one.threads, one.thread) for one in steps} == {(3, 0), (3, 1), (3, 2)}
     assert sum(one.batch for one in steps) == 2 * N
+
+
+def test_threads_exchange_through_a_server_in_the_background(run: Callable[..., Run]) -> None:
+    ours = run(3, sync="shadow:load=1:easgd", balance="even")
+    records: list[ExchangeRecord] = []
+    inside(ours.session).records(records.append)
+    for _ in range(2):
+        ours.session.train(ours.loop)
+    assert sorted(ours.seen) == sorted([*range(N)] * 2)
+    assert inside(ours.session).sync.clock == 10
+    with ours.session.evaluated():
+        assert all(one.isfinite().all() for one in values(ours))
+    assert records
+    assert {(one.moment, one.threads) for one in records} == {("background", 3)}
+    gaps = [one.gap for one in records]
+    assert all(gaps)
+    assert sum(gaps) <= 10, "a step of any thread counts, and counts once"
+
+
+@pytest.mark.parametrize("sync", ["decoupled", "shadow:asp"])
+def test_threads_whose_movements_go_to_a_server_are_refused(sync: str) -> None:
+    with pytest.raises(ConfigError, match=rf"sync = {sync!r} with threads = 2: each of its steps goes through a param"):
+        uneven.Session(threads=2, sync=sync, balance="even")
 
 
 def test_twins_lie_over_the_same_memory_and_count_their_own_writes() -> None:
