@@ -202,10 +202,12 @@ def test_what_is_owed_includes_exchanges_in_the_background_and_gradients_of_a_qu
     sync_of._thread.wait()
     assert watched.asked == ["update", "through 1"]
     if then == "a step":
-        for _ in worker.loader:
+        for place, (x, y) in enumerate(worker.loader):
             sync_of._thread.wait()
-            assert watched.asked == ["update", "through 1", "update"]
-            break
+            assert watched.events.count("update") == 2 + place, "the owed one, once, and then one for each step"
+            if place == 1:
+                break
+            step(worker.model, worker.optimizer, x, y)
     with worker.session.evaluated():
         pass
     made = [(one.gap, one.samples, one.iteration) for one in worker.records if one.gap]

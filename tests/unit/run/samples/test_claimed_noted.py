@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,12 +39,26 @@ def test_an_update_begins_when_its_note_is_there() -> None:
     assert asked.calls[2:] == ["set"]  # nothing hangs on it
 
 
+@pytest.fixture
+def pair() -> Iterator[tuple[LeasedSamples, LeasedSamples]]:
+    """Two workers with one store."""
+    store = HashStore()
+
+    def claims(rank: int) -> LeasedSamples:
+        own = SessionStore(rank, 2, store)
+        return LeasedSamples(own, 5.0, ahead=False, members=(0, 1), tend=lambda: True, there=lambda: (0, 1))
+
+    made = claims(0), claims(1)
+    yield made
+    for one in made:
+        one.stop()
+
+
 @pytest.mark.parametrize(("arrived", "again"), [(1, [(4, 20)]), (2, [(12, 20)])])
 def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued(
-    arrived: int, again: list[tuple[int, int]]
+    arrived: int, again: list[tuple[int, int]], pair: tuple[LeasedSamples, LeasedSamples]
 ) -> None:
-    stored = HashStore()
-    other, lost = claims_of(0, stored), claims_of(1, stored)
+    other, lost = pair
     parts = [taken(lost, size) for size in (4, 4, 4, 8)]
     lost.learnt(parts[0])
     lost.gives(1)
@@ -56,12 +71,6 @@ def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued
         assert [*other._book(0).again] == again, "once, however often the loss is reported"
     assert taken(other, 30).start == again[0][0], "requeued samples go first"
     assert lost.take(0, wanted(4)).result() is None
-
-
-def claims_of(rank: int, store: HashStore) -> LeasedSamples:
-    return LeasedSamples(
-        SessionStore(rank, 2, store), 5.0, ahead=False, members=(0, 1), tend=lambda: True, there=lambda: (0, 1)
-    )
 
 
 def wanted(samples: int) -> SamplesWanted:
