@@ -44,7 +44,9 @@ class StepPlans:
         """Return the plan after ``clock`` steps of the worker."""
         if self._constant is not None:
             return self._constant
-        plan = self.policy.plan(self._view._replace(clock=clock))
+        rank, _, members, generation, sites = self._view
+        # Without ``_replace``, which takes three times as long.
+        plan = self.policy.plan(SyncView(rank, clock, members, generation, sites))
         if self.grouped:
             plan = self._completed(plan, clock)
         if self.policy.constant:

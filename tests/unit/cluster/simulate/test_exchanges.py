@@ -204,6 +204,22 @@ def test_a_shadow_begins_no_more_exchanges_than_its_load_allows(load: float, beg
     assert len([call for call in heard.only("sends") if call[1] == 0]) == begun
 
 
+class Twice(SyncPolicy):
+    """Parameters after the first two steps, in the background, and movements after the third."""
+
+    def plan(self, view: SyncView) -> StepPlan:
+        payload = Payload.DELTA if view.clock == 2 else Payload.PARAMETERS
+        one = Exchange(payload=payload, members=view.members, merge=Mean(), moment=Moment.BACKGROUND)
+        waits = (Wait(view.members, 3),) if view.clock == 5 else ()
+        return StepPlan(exchanges=(one,) if view.clock < 3 else (), waits=waits)
+
+
+def test_an_exchange_of_another_kind_carries_the_steps_of_one_that_could_not_start() -> None:
+    slow = {"up_bit_per_s": steady(3.2 * MEGABIT_PER_S)}  # an exchange takes 2.5 s alone, and twice that with another
+    ran = Ran(cluster(node("a", **slow), node("b", **slow)), Twice(), iterations=6)
+    assert ran.ends_s(0) == pytest.approx([1, 2, 3, 4, 5, 7])
+
+
 class Told(SyncPolicy):
     """Each site tells the other what it has to add, and leads by ``lead`` steps at most."""
 

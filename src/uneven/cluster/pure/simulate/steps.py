@@ -20,8 +20,6 @@ from uneven.cluster.pure.simulate.virtual_exchanges import VirtualExchanges
 from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.actions import Moment, Wait, overlapping
 from uneven.policy.core.records import StepRecord
-from uneven.policy.core.views import SyncView
-from uneven.policy.sync import SyncPolicy
 
 
 class Steps:
@@ -39,7 +37,6 @@ class Steps:
         exchanges: VirtualExchanges,
         shares: Shares,
         *,
-        policy: SyncPolicy,
         iterations: int,
         samples: int | None,
         pause_s: float,
@@ -52,18 +49,15 @@ class Steps:
         self._stage = stage
         self._exchanges = exchanges
         self._shares = shares
-        self._policy = policy
         self._iterations = iterations
         self._samples = samples
         self._taken = 0
         self._pause_s = pause_s
-        self._paused: dict[int, int] = {}  # rank → the last generation that it has paused for
         self._started = started
         self._record = record
         self._over = over
         self._preconditioner = preconditioner
         self._tables = tables
-        self._sites = dict(enumerate(stage.topology.sites))
 
     def begin(self, worker: Worker) -> None:
         stage, clock = self._stage, worker.clock
@@ -79,26 +73,17 @@ class Steps:
         present = stage.history.at(clock)
         worker.began_s = stage.queue.now_s
         worker.todo = 0
-        worker.plan = self._policy.plan(
-            SyncView(
-                rank=worker.rank,
-                clock=clock,
-                members=present.members,
-                generation=present.generation,
-                sites=self._sites,
-            )
-        )
-        if self._pauses(worker, present.generation):
+        changed = present.generation > max(0, worker.generation)
+        if present.generation != worker.generation:
+            worker.generation = present.generation
+            worker.plans.members_changed(present.members, present.generation)
+        worker.plan = worker.plans.at(clock)
+        exchanges = worker.plan.exchanges
+        # The members of its last step were others, and those of this one have to meet first.
+        if changed and self._pause_s > 0.0 and exchanges and exchanges[0].moment is Moment.BACKWARD:
             stage.queue.at(stage.queue.now_s + self._pause_s, self._start, worker)
         else:
             self._start(worker)
-
-    def _pauses(self, worker: Worker, generation: int) -> bool:
-        # The members of its last step were others, and these have to meet first.
-        met = self._paused.get(worker.rank, 0)
-        self._paused[worker.rank] = generation
-        exchanges = worker.plan.exchanges
-        return generation > met and self._pause_s > 0.0 and bool(exchanges) and exchanges[0].moment is Moment.BACKWARD
 
     def _start(self, worker: Worker) -> None:
         worker.began_s = self._stage.queue.now_s

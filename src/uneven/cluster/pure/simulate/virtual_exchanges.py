@@ -59,15 +59,17 @@ class VirtualExchanges:
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
         """Start an exchange after the computing; return whether the worker may continue immediately."""
-        if kind_of(one) is ExchangeShape.BETWEEN:
+        kind = kind_of(one)
+        if kind is ExchangeShape.BETWEEN:
             self._copies.pushed(worker, one)
             return True
-        if one.far.lead and kind_of(one) is ExchangeShape.TELL:
-            self._write(worker, one)
+        if kind is ExchangeShape.TELL and not self._speaks(worker, one):
+            return True
+        if kind is ExchangeShape.TELL and one.far.lead:
+            self.letters.write(worker, one, self._others(worker, one), worker.clock + 1)
             return True
         if one.beside and not self._takes_off(worker, one):
             return True
-        kind = kind_of(one)
         if kind is ExchangeShape.RING:
             self._rings.arrive(worker, one, computing=False)
         elif kind is ExchangeShape.TELL:
@@ -110,34 +112,30 @@ class VirtualExchanges:
         """Publish the number of this worker's finished steps."""
         known = worker.clock
         # For others a step is finished only when its contribution in the background has arrived.
-        if worker.flying or worker.owing:
-            known = min(known, *worker.flying.values(), *worker.owing.values())
+        if worker.flying:
+            known = min(known, *worker.flying.values())
+        if worker.owed is not None:
+            known = min(known, worker.owed)
         self._stage.clocks.advance(worker.rank, known)
 
     def _takes_off(self, worker: Worker, one: Exchange) -> bool:
-        group = self._stage.group(worker, one.members)
-        party = next((party for party in one.parties if worker.rank in party), ())
-        if kind_of(one) is ExchangeShape.TELL and party and worker.rank != self._speaker(party):
-            return False
         # At most one exchange of a kind in transit, and only as often as its load allows.
-        flight = id(group), one.payload
+        flight = id(self._stage.group(worker, one.members)), one.payload
         now_s = self._stage.queue.now_s
+        first = worker.clock if worker.owed is None else worker.owed
         if flight in worker.flying or (one.background.load < 1.0 and now_s < worker.paid_s):
-            # The next one that starts carries this step too.
-            worker.owing.setdefault(flight, worker.clock)
+            # The next one that starts carries this step too, also to other members: the rule of ``StepLedger``.
+            worker.owed = first
             return False
         worker.paid_s = now_s + worker.machine.exchange_work_s / one.background.load
-        worker.flying[flight] = worker.owing.pop(flight, worker.clock)
+        worker.flying[flight], worker.owed = first, None
         return True
 
-    def _speaker(self, party: tuple[int, ...]) -> int:
+    def _speaks(self, worker: Worker, one: Exchange) -> bool:
+        # The first of its party that lives sends for all of it.
         workers = self._stage.workers
-        return next((rank for rank in party if not workers[rank].dead), party[0])
-
-    def _write(self, worker: Worker, one: Exchange) -> None:
         party = next((party for party in one.parties if worker.rank in party), (worker.rank,))
-        if worker.rank == self._speaker(party):
-            self.letters.write(worker, one, self._others(worker, one), worker.clock + 1)
+        return worker.rank == next((rank for rank in party if not workers[rank].dead), party[0])
 
     def _others(self, worker: Worker, one: Exchange) -> list[list[int]]:
         parties = one.parties or tuple((rank,) for rank in one.members)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from uneven.cluster.pure.simulate.compute import Jitter, Processor
 from uneven.cluster.pure.simulate.event_queue import Action, Handle
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import Exchange, StepPlan, Wait
 from uneven.policy.core.cost import Cost
 
@@ -30,9 +31,11 @@ class Worker:
 
     rank: int
     machine: Machine
+    plans: StepPlans
     clock: int = 0  # steps that it has finished, or that others finished for it
     stop_at: int | None = None  # the clock at which it leaves; None to stay
     gone: bool = False  # it has died, left or finished all its steps
+    generation: int = -1  # of the members in its newest step
     plan: StepPlan = _NOTHING
     todo: int = 0  # number of the plan's exchanges that have started
     stepped: bool = False  # whether the optimizer has taken this step
@@ -54,11 +57,9 @@ class Worker:
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
     # exchanges with the server whose outcome it reads before it computes again
     unread: list[Exchange] = field(default_factory=list)
-    # exchanges in the background → the first step that they publish
     # background exchanges in transit → the first step that they publish
     flying: dict[object, int] = field(default_factory=dict)
-    # exchanges that could not start → the first step not sent yet
-    owing: dict[object, int] = field(default_factory=dict)  # those that could not start → the first step not sent yet
+    owed: int | None = None  # if such an exchange could not start: the first step not sent yet
     # clock → the wait of the step there, because an outcome enters then
     due: dict[int, Wait] = field(default_factory=dict)
     paid_s: float = 0.0  # when its processor can afford the next exchange, by its load

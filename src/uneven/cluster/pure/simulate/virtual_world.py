@@ -26,6 +26,7 @@ from uneven.cluster.pure.simulate.virtual_worker import Machine, Worker
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal.pure.events import END, PLAN, plan_message
 from uneven.policy.balance.balancer import Balancer
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.membership import Generation, told
 from uneven.policy.core.pace import PACE
 from uneven.policy.core.records import EventRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
@@ -121,6 +122,7 @@ class _World:
             go_on=lambda worker: self._steps.go_on(worker),
             machines=[_machine(scenario, rank) for rank in range(len(spec.nodes))],
         )
+        self._sites = dict(enumerate(topology.sites))
         terms = Terms(
             balancer=scenario.balancer,
             global_batch=spec.workload.global_batch,
@@ -137,7 +139,6 @@ class _World:
             stage,
             exchanges,
             shares,
-            policy=scenario.policy,
             iterations=scenario.iterations,
             samples=scenario.samples,
             pause_s=scenario.pause_s,
@@ -194,7 +195,8 @@ class _World:
 
     def _hire(self, rank: int, clock: int) -> Worker:
         stage = self._stage
-        worker = stage.workers[rank] = Worker(rank, stage.machines[rank], clock)
+        plans = StepPlans(self._scenario.policy, rank, (), self._sites)  # the first step sets the members
+        worker = stage.workers[rank] = Worker(rank, stage.machines[rank], plans, clock)
         stage.groups.enter(rank)
         stage.clocks.enter(rank, clock)
         if clock:
