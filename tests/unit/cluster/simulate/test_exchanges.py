@@ -204,7 +204,7 @@ def test_a_shadow_begins_no_more_exchanges_than_its_load_allows(load: float, beg
     assert len([call for call in heard.only("sends") if call[1] == 0]) == begun
 
 
-class Twice(SyncPolicy):
+class TwoKinds(SyncPolicy):
     """Parameters after the first two steps, in the background, and movements after the third."""
 
     def plan(self, view: SyncView) -> StepPlan:
@@ -216,7 +216,7 @@ class Twice(SyncPolicy):
 
 def test_an_exchange_of_another_kind_carries_the_steps_of_one_that_could_not_start() -> None:
     slow = {"up_bit_per_s": steady(3.2 * MEGABIT_PER_S)}  # an exchange takes 2.5 s alone, and twice that with another
-    ran = Ran(cluster(node("a", **slow), node("b", **slow)), Twice(), iterations=6)
+    ran = Ran(cluster(node("a", **slow), node("b", **slow)), TwoKinds(), iterations=6)
     assert ran.ends_s(0) == pytest.approx([1, 2, 3, 4, 5, 7])
 
 
