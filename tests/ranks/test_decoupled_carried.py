@@ -107,24 +107,24 @@ class Learner:
         self._x, self._y = tensors(torch.float64)
         self._go, self._posted = threading.Event(), threading.Event()
         self._go.set()
-        merge = self.served.copy.merge
+        merge = self.served.aggregator.copy.merge
 
         def gated(*given: Any) -> Any:
             outcome = merge(*given)
             self._go.wait()
             return outcome
 
-        self.served.copy.merge = gated
+        self.served.aggregator.copy.merge = gated
         self._batches = iter(self.run.loader)
         next(self._batches)
-        movement = self.served.copy.client.movement
+        movement = self.served.aggregator.copy.client.movement
 
         def posted(*given: Any, **how: Any) -> Any:
             reply = movement(*given, **how)
             self._posted.set()
             return reply
 
-        self.served.copy.client.movement = posted
+        self.served.aggregator.copy.client.movement = posted
         self._passes()
 
     def _passes(self) -> None:
@@ -142,12 +142,12 @@ class Learner:
         self._passes()
         if self.served._thread._job not in (None, before):
             self._posted.wait()
-            self.served.copy.client.pull().result()
+            self.served.aggregator.copy.client.pull().result()
         self._go.set()
 
     def hear(self) -> None:
         """Until an answer that is under way is in the replica."""
-        client = self.served.copy.client
+        client = self.served.aggregator.copy.client
         client.pull().result()  # which comes after it
         with client._changed:
             waits = any(one.kind is Kind.MOVEMENT for link in client._links.values() for one in link.waiting.values())
@@ -224,7 +224,7 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
 @ranks(2, timeout_s=60)
 def test_an_evaluation_waits_for_a_quorum_no_longer_than_for_who_does_not_come(me: RankContext) -> None:
     run = Run("decoupled:every=2,quorum=2", model=Double)
-    run.agreement.copy._timeout_s = 4.0  # type: ignore[union-attr]
+    run.agreement.aggregator.copy._timeout_s = 4.0  # type: ignore[union-attr]
     if me.rank == 1:
         batches = iter(run.loader)
         next(batches)  # it gives signs of life, and does not come

@@ -36,7 +36,7 @@ def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
 
 def clocks(run: Run) -> dict[int, int]:
     """Finished steps of each worker that was waited for, as of the newest copy that this one got."""
-    (link,) = run.agreement.copy.client._links.values()  # type: ignore[union-attr]
+    (link,) = run.agreement.aggregator.copy.client._links.values()  # type: ignore[union-attr]
     return {entry.rank: entry.clock for entry in link.held.entries if entry.here}
 
 

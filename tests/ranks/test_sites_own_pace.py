@@ -18,8 +18,9 @@ from test_served_run import union
 
 from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.samples.order import epoch_order
+from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.replicas.server.locate import _made
-from uneven.run.replicas.server.per_site import PerSiteSync
+from uneven.run.replicas.server.site_aggregator import SiteAggregator
 from uneven.runtime.messages.keys import SERVER
 from uneven.runtime.world import discover
 from uneven.testing.inside import inside
@@ -28,14 +29,15 @@ from uneven.testing.ranks import RankContext, ranks
 SITES = ("east", "west", "west", "east")
 
 
-def agreement(run: Run) -> PerSiteSync:
-    assert isinstance(run.agreement, PerSiteSync)
-    return run.agreement
+def site(run: Run) -> SiteAggregator:
+    assert isinstance(run.agreement, ReplicaSync)
+    assert isinstance(run.agreement.aggregator, SiteAggregator)
+    return run.agreement.aggregator
 
 
 def held(run: Run) -> torch.Tensor:
     """What this worker's site has moved and not sent; of who does not speak for it, nothing."""
-    between = agreement(run)._home.between
+    between = site(run)._home.between
     return torch.zeros_like(flat(run.model)) if between is None else torch.from_numpy(between.held.copy())
 
 
@@ -59,7 +61,7 @@ def leads(run: Run, rank: int, pause_s: float) -> list[list[int]]:
     """By how many finished steps this worker leads each other one when it begins each step of an epoch."""
     store, found = dist.distributed_c10d._get_default_store(), []
     for x, y, _index in run.loader:
-        mine = agreement(run).clock
+        mine = run.agreement.clock
         found.append([mine - store.add(f"steps/{other}", 0) for other in range(4)])
         run.step(x, y)
         store.add(f"steps/{rank}", 1)  # before the others can hear of it
@@ -78,7 +80,7 @@ def test_nobody_leads_by_more_than_the_bound_at_home_and_elsewhere(me: RankConte
         for found in leads(run, me.rank, 0.006 if me.rank == 1 else 0.0)[:-1]:
             assert all(lead <= most[other] for other, lead in enumerate(found)), found
     shown = run.shown()
-    now, unsent = everybodys(torch.from_numpy(agreement(run).copy.pulled())), everybodys(held(run))
+    now, unsent = everybodys(torch.from_numpy(site(run).copy.pulled())), everybodys(held(run))
     assert torch.equal(now[0], now[3]), "one copy in each site"
     assert torch.equal(now[1], now[2])
     assert unsent[0].abs().sum() > 0

@@ -147,14 +147,14 @@ class Inside:
 
     def records(self, callback: Callable[[ExchangeRecord], object]) -> None:
         """Send the records of exchanges to ``callback`` instead of the journal."""
-        getattr(self.sync, "_exchanges", self.sync)._on_record = callback
+        self.sync._on_record = callback
 
     def cut_parameters(self) -> None:
         """Close the connections of the exchange of parameters, as at the end of this process."""
-        exchanges = self.sync._exchanges
-        (exchanges._aside or exchanges._line).close()
+        lines = self.sync.aggregator.lines
+        (lines.aside or lines.waited).close()
 
     @property
     def sparse(self) -> Any:
         """The exchange of picked entries among sites."""
-        return self.sync._exchanges._entries
+        return self.sync.aggregator.entries

@@ -7,6 +7,7 @@
     began(plan)
     ended(step, free)          an outcome that is due enters · exchanges after the step · in the background, if free
     landed(order)
+    showing(hand)              through a server: movements that no exchange has taken yet
 
 Its main state is one list: the steps in the replica that no exchange has merged yet. Samples, weights, and the place
 from which samples are missing in other replicas follow from that list. The driver reads and writes the replicas.
@@ -75,6 +76,7 @@ class Order:
         part: the weight of this worker's own steps.
         rate: the learning rate as a part of the first one.
         dropped: exchanges in the background that did not start, since the last order.
+        waits: steps that all workers must have finished before a server answers.
     """
 
     exchange: Exchange
@@ -88,6 +90,7 @@ class Order:
     rate: float = 1.0
     dropped: int = 0
     threads: int = 1
+    waits: int = 0
 
 
 class Enter(NamedTuple):
@@ -122,8 +125,22 @@ class LedgerState(TypedDict):
     owed: bool
 
 
+class ServedState(TypedDict):
+    """The same of exchanges through a server; ``rates`` are learning rates."""
+
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    samples: Count
+    rates: NotRequired[dict[str, Amount]]
+
+
 class StepLedger:
     """One worker's steps and orders.
+
+    Args:
+        served: whether exchanges go through a server: no worker waits for all, and gradients of a quorum are exchanged
+            after the step, as replicas.
 
     Attributes:
         clock: steps taken.
@@ -136,9 +153,10 @@ class StepLedger:
         rate: the learning rate as a part of the first one.
     """
 
-    def __init__(self, plans: StepPlans) -> None:
+    def __init__(self, plans: StepPlans, *, served: bool = False) -> None:
         facts = plans.policy.facts
         self.plans = plans
+        self.served = served
         self.clock = self.dropped = self.due = 0
         self.plan = StepPlan()
         self.equal = True
@@ -159,6 +177,10 @@ class StepLedger:
         """Take a plan, which rarely differs from that of the step before."""
         self.plan = plan
         self._after, self._background = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
+        if self.served:  # the servers of parties exchange what these plan to exchange
+            own = (*at_moment(plan, Moment.BACKWARD), *self._after)
+            self._after = tuple(one for one in own if not one.parties)
+            return
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND and not one.delay)
         self._waits_for_all = any(len(one.members) == len(self.plans.members) for one in waited)
 
@@ -175,7 +197,8 @@ class StepLedger:
 
         Args:
             free: returns whether an exchange may start in the background.
-            leaving: the loop was left in this step: exchanges after it are owed, those in the background are dropped.
+            leaving: the loop was left in this step: exchanges after it are owed; those in the background are dropped,
+                or owed, too, if they are through a server.
         """
         self.clock += 1
         self.newest = step.epoch, step.iteration
@@ -184,21 +207,28 @@ class StepLedger:
         if len(self._steps) > _STEPS_KEPT:
             self._earlier, self._steps = self._sums(), []
         if leaving:  # perhaps because of an error on this worker only, so an exchange now could hang the others
-            self.dropped += len(self._background)
             self._owed = self._after
+            if self.served:
+                self._owed += self._background
+            else:
+                self.dropped += len(self._background)
             return ()
         if not (self._after or self._background or self._under_way):
             return ()
-        return self._following(free)
+        waits = self._waits() if self.served and self._after else 0
+        return self._following((*self._after, *self._background), free, waits)
 
-    def owing(self) -> Iterable[Instruction]:
+    def owing(self, free: Callable[[Exchange], bool]) -> Iterable[Instruction]:
         """Return what must be done before a step or an evaluation begins."""
-        return self._making_up() if self._owed or self._under_way else ()
+        return self._following(self._take_owed(), free) if self._owed or self._under_way else ()
 
-    def settling(self) -> Iterator[Instruction]:
+    def settling(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         """Yield what merges all steps, as at the end of an epoch where workers may leave."""
-        yield from self.owing()
-        if self.apart or (self.plans.grouped and not self.equal):
+        yield from self.owing(free)
+        if self.served and self._gap:
+            for exchange in self._upcoming():
+                yield self._order(exchange)
+        elif self.apart or (self.plans.grouped and not self.equal):
             for exchange in self._upcoming(Moment.STEP):
                 yield self._order(replace(exchange, members=self.plans.members), all_meet=True)
 
@@ -206,6 +236,17 @@ class StepLedger:
         """Yield the exchanges in the background in which this worker takes part until all rest."""
         for exchange in self._upcoming(Moment.BACKGROUND):
             yield self._order(exchange)
+
+    def showing(self, hand: int) -> Iterator[Order]:
+        """Yield the exchanges of movements that no other has taken, before an evaluation through a server.
+
+        ``hand`` is 1 if an optimizer has made the step in hand, 0 if not, -1 if no step is in hand.
+        """
+        for exchange in (*self._after, *self._background) if self.served else ():
+            late = hand >= 0 or exchange.moment is Moment.BACKGROUND
+            if late and exchange.payload is Payload.DELTA and exchange.quorum is None:
+                # Another clock, so that the update after this step differs from this one.
+                yield replace(self._order(exchange), clock=self.clock + max(0, hand))
 
     def landed(self, order: Order) -> None:
         """Note that the training has waited for an exchange."""
@@ -224,7 +265,9 @@ class StepLedger:
     # ---------------------------------------------------------------- answers
     @property
     def apart(self) -> bool:
-        """True if replicas differ because of separate steps; the same on all workers."""
+        """True if replicas differ because of separate steps, and a newcomer must wait; the same on all workers."""
+        if self.served:  # a newcomer starts with the server's copy
+            return False
         averaged = (one.members for one in self.plan.exchanges if one.payload is Payload.GRADIENT)
         return self._gap > 0 and not any(len(those) == len(self.plans.members) for those in averaged)
 
@@ -241,18 +284,18 @@ class StepLedger:
         return self.plans.groups(self.clock, Payload.GRADIENT)
 
     # ---------------------------------------------------------------- orders
-    def _making_up(self) -> Iterator[Instruction]:
-        yield from self._entering()
+    def _take_owed(self) -> tuple[Exchange, ...]:
         owed, self._owed = self._owed, ()
-        for exchange in owed:
-            yield self._order(exchange)
+        return owed
 
-    def _following(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
+    def _following(
+        self, exchanges: Iterable[Exchange], free: Callable[[Exchange], bool], waits: int = 0
+    ) -> Iterator[Instruction]:
         yield from self._entering()
-        for exchange in self._after:
-            yield self._order(exchange)
-        for exchange in self._background:
-            if free(exchange):
+        for exchange in exchanges:
+            if exchange.moment is not Moment.BACKGROUND:
+                yield self._order(exchange, waits=waits)
+            elif free(exchange):
                 yield self._order(exchange)
             else:
                 self.dropped += 1
@@ -262,20 +305,25 @@ class StepLedger:
             self._under_way = False
             yield Enter(self.clock)
 
-    def _order(self, exchange: Exchange, all_meet: bool = False) -> Order:
-        waits = exchange.moment is not Moment.BACKGROUND
+    def _waits(self) -> int:
+        """Return the steps that all workers must have finished before the next step."""
+        return max((one.clock for one in self.plans.at(self.clock).waits), default=0)
+
+    def _order(self, exchange: Exchange, all_meet: bool = False, waits: int = 0) -> Order:
+        waited = exchange.moment is not Moment.BACKGROUND
         order = Order(
             exchange=exchange,
             clock=self.clock,
             epoch=self.newest[0],
             iteration=self.newest[1],
             merges=self._unmerged(exchange),
-            equal=waits and self._equal_after(exchange),
-            meeting=self.plans.groups(self.clock - 1, exchange.payload) if waits and not all_meet else None,
+            equal=waited and self._equal_after(exchange),
+            meeting=self.plans.groups(self.clock - 1, exchange.payload) if waited and not all_meet else None,
             part=1 / len(exchange.parties) if self.plan.divided else 1.0,
             rate=self.rate,
             dropped=self.dropped,
             threads=self.threads,
+            waits=waits,
         )
         self.forget()  # of all workers: those outside these members meet others
         if exchange.delay:
@@ -291,9 +339,11 @@ class StepLedger:
             return False  # other pieces have moved since their exchange; a delayed outcome has not entered
         return len(exchange.members) == len(self.plans.members)
 
-    def _upcoming(self, moment: Moment) -> tuple[Exchange, ...]:
-        ahead = range(self.clock, self.clock + _AHEAD)
-        return next((found for clock in ahead if (found := at_moment(self.plans.at(clock), moment))), ())
+    def _upcoming(self, moment: Moment | None = None) -> tuple[Exchange, ...]:
+        """Return the next exchanges of a moment; of any moment for None."""
+        plans = (self.plans.at(clock) for clock in range(self.clock, self.clock + _AHEAD))
+        found = (plan.exchanges if moment is None else at_moment(plan, moment) for plan in plans)
+        return next(filter(None, found), ())
 
     # ---------------------------------------------------------------- the unmerged steps
     @property
@@ -338,10 +388,10 @@ class StepLedger:
             "own": self.plans.policy.state_dict(),
             "clock": self.clock + hand - len(unused),
             "gap": max(0, self._gap + hand - len(unused)),
-            "fresh": [fresh(rank) for rank in self.plans.members],
-            "since": since,
-            "owed": bool(owed),
         }
+        if self.served:
+            return state | {"samples": fresh(self.plans.rank)}
+        state |= {"fresh": [fresh(rank) for rank in self.plans.members], "since": since, "owed": bool(owed)}
         if merged:
             as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(self.plans.members)}
             state |= as_then | {"owed": False, "since": None, "lacking": since}
@@ -360,11 +410,13 @@ class StepLedger:
             return
         self.due, self._under_way = due, due > 0
         self.clock = state["clock"]
-        members, fresh = self.plans.members, state["fresh"]
+        members, fresh = self.plans.members, state.get("fresh", ())
         samples = dict(zip(members, fresh, strict=True)) if len(fresh) == len(members) else {}
+        if self.served:
+            samples = {self.plans.rank: state["samples"]}
         since = state.get("since")
         self._earlier = _Earlier(state["gap"], samples, None if since is None else Cursor(*since))
         self.plans.policy.load_state_dict(state["own"])
-        if state["owed"]:
+        if state.get("owed"):
             self.take(self.plans.at(self.clock - 1))
             self._owed = self._after

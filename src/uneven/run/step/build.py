@@ -5,7 +5,7 @@ Every worker calls these functions in the same order, because they form groups a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from uneven.policy.balance import Balancer
+from uneven.policy.control.ledger import StepLedger
 from uneven.policy.control.reports import Report
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import Exchange, Moment
@@ -42,14 +43,18 @@ from uneven.run.membership.elastic_run import ElasticRun
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.run.model.batch_norm import batch_norms
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.background_sync import BackgroundPeerSync
-from uneven.run.replicas.peers.peer_sync import PeerSync
+from uneven.run.replicas.peers.announced_merges import announce
+from uneven.run.replicas.peers.background_peers import BackgroundPeers
+from uneven.run.replicas.peers.background_thread import BackgroundThread
+from uneven.run.replicas.peers.overhead import PATIENCE_S
+from uneven.run.replicas.peers.peer_aggregator import PeerAggregator, PeerLines
 from uneven.run.replicas.peers.replica import Replica, broadcast_from_first, refuse_synchronised_layers
-from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
+from uneven.run.replicas.replica_sync import NoSync, ReplicaSync
+from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.locate import find_home
-from uneven.run.replicas.server.outer_round import check_outer, check_shards
-from uneven.run.replicas.server.per_site import PerSiteSync
-from uneven.run.replicas.server.server_sync import ServerSync
+from uneven.run.replicas.server.outer_round import check_outer, check_shards, plans_outer
+from uneven.run.replicas.server.server_aggregator import ServerAggregator
+from uneven.run.replicas.server.site_aggregator import SiteAggregator
 from uneven.run.replicas.server.site_bridge import BetweenSites, OtherSite
 from uneven.run.replicas.sparse.exchange import EntriesExchange, most_bytes, peers_of
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
@@ -137,44 +142,78 @@ def _by_server(context: Context) -> bool:
 # -------------------------------------------------------------------- exchanges of replicas
 def exchanging(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
-) -> ReplicaSync:
+) -> NoSync:
     """Make the exchanges other than those of gradients; every rank calls it at the same time.
 
     Raises ConfigError if the model has layers that synchronize all workers, or a server shard cannot be reached.
     """
-    if own_pace is not None and _by_server(context):
-        return _through_server(context, model, own_pace, observer)
-    if not out.gradients_of_all(context.members):
-        return _among_peers(context, model, out, own_pace, observer)
-    return NoSync(StepPlans(context.policy, context.rank, context.members, context.sites))
+    there, who = context.participants, (context.policy, context.rank, context.members, context.sites)
+    served = own_pace is not None and _by_server(context)
+    if not served and out.gradients_of_all(context.members):
+        return NoSync(StepPlans(*who))
+    if not served:
+        _advise(context, model)
+    replica = _replica(context, model)
+    # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
+    thread = BackgroundThread(PATIENCE_S if served else min(PATIENCE_S, context.config.timeout_s / 2))
+    ledger = StepLedger(StepPlans(*who, grouped=there.changes and in_groups(context.policy)), served=served)
+    how: dict[str, Any] = {"observer": observer, "on_record": context.scribe.write}
+    aggregator: PeerAggregator | ServerAggregator
+    if served and own_pace is not None:
+        aggregator = _through_server(context, model, ledger, replica, thread, own_pace)
+        how["on_lost"] = _once_lost(context)
+    else:
+        aggregator = _among_peers(context, model, out, replica, thread, own_pace)
+    how["on_nonfinite"] = context.nonfinite("movement" if served else "parameter")
+    how["barrier"] = None if own_pace is None else own_pace.barrier
+    agreement = ReplicaSync(ledger, replica, aggregator, thread, **how)
+    if isinstance(there, BesideElastic):
+        there.merging = agreement
+    if isinstance(there, OwnPaceElastic):
+        there.keeper = agreement
+    # In an elastic run nothing is under way between two steps, unless it runs in the background.
+    if served or not there.changes or isinstance(there, BesideElastic):
+        context.connection.left_by(agreement.leave)
+    return agreement
 
 
 def _among_peers(
-    context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
-) -> PeerSync:
-    _advise(context, model)
-    replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
-    who, there = (context.policy, context.rank, context.members, context.sites), context.participants
-    plans = StepPlans(*who, grouped=there.changes and in_groups(context.policy))
-    how = replica, barrier, plans
-    beside = there if isinstance(there, BesideElastic) else None
-    agreement = PeerSync(*who, *how) if beside is None else BackgroundPeerSync(beside, *who, *how)
-    agreement.carry_by(
-        roll=context.connection.roll,
-        timeout_s=context.config.timeout_s,
+    context: Context,
+    model: nn.Module,
+    out: Outlook,
+    replica: Replica,
+    thread: BackgroundThread,
+    own_pace: OwnPace | None,
+) -> PeerAggregator:
+    there = context.participants
+    announce(replica, context.policy, context.members, context.sites)
+    entries = _entries(context, model)
+    lines = _peer_lines(context, out, together=own_pace is None, picked=entries is not None)
+    kind = partial(BackgroundPeers, there) if isinstance(there, BesideElastic) else PeerAggregator
+    return kind(
+        context.policy,
+        context.rank,
+        replica,
+        thread,
+        lines,
         shadowed=Moment.BACKGROUND in out.moments,
-        delayed=out.delayed,
-        book=context.connection.traffic,
-        observer=observer,
-        on_record=context.scribe.write,
-        on_nonfinite=context.nonfinite("parameter"),
-        rounds=rounds_of(context),
         spoken_for=there.spoken_for if isinstance(there, ElasticRun) else None,
-        entries=_entries(context, model),
+        entries=entries,
     )
-    if beside is not None or not there.changes:  # otherwise nothing is under way between two steps
-        context.connection.left_by(agreement.leave)
-    return agreement
+
+
+def _peer_lines(context: Context, out: Outlook, *, together: bool, picked: bool) -> PeerLines:
+    rounds, roll, book = rounds_of(context), context.connection.roll, context.connection.traffic
+    if rounds is not None:
+        line = VectorLine(rounds, book.open("parameters"))
+        return PeerLines(line, line, together)
+    if roll is None:
+        return PeerLines(in_step=together)
+    timeout_s = context.config.timeout_s
+    waited, aside = VectorLine(GroupCommunicator(roll, timeout_s), book.open("parameters")), None
+    if Moment.BACKGROUND in out.moments or (out.delayed and not picked):
+        aside = VectorLine(GroupCommunicator(roll, timeout_s), book.open("shadow"))
+    return PeerLines(waited, aside, together)
 
 
 def _advise(context: Context, model: nn.Module) -> None:
@@ -188,43 +227,44 @@ def _advise(context: Context, model: nn.Module) -> None:
         )
 
 
-def _through_server(context: Context, model: nn.Module, own_pace: OwnPace, observer: ExchangeObserver) -> ServerSync:
-    scribe, timeout_s, there = context.scribe, context.config.timeout_s, context.participants
-
-    def lost(rank: int) -> None:
-        text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished"
-        scribe.event("lost", text, warn=True, rank=rank)
-
-    replica = _replica(context, model)
-    check_outer(model, context.policy, context.members, context.sites)
+def _through_server(
+    context: Context,
+    model: nn.Module,
+    ledger: StepLedger,
+    replica: Replica,
+    thread: BackgroundThread,
+    own_pace: OwnPace,
+) -> ServerAggregator:
+    there, timeout_s, traffic = context.participants, context.config.timeout_s, context.connection.traffic
+    who = context.policy, context.members, context.sites
+    check_outer(model, *who)
     exchange = next((one for one in _first_exchanges(context) if one.parties), None)
     parties = () if exchange is None else exchange.parties  # with a server in each site
     party = next((party for party in parties if context.rank in party), ())
     home = find_home(context.connection.transport, context.world, timeout_s, party, stays=not there.changes)
-    check_shards(context.policy, context.members, context.sites, home.shards)
+    check_shards(*who, home.shards)
     home.begun(training=False)
-    kind = partial(PerSiteSync, parties=parties, mean_by=_mean_by(context)) if parties else ServerSync
-    agreement = kind(
-        context.policy,
-        context.members,
-        context.sites,
-        replica,
-        home=home,
-        own_pace=own_pace,
-        timeout_s=timeout_s,
-        traffic=context.connection.traffic.open("parameter server"),
-        observer=observer,
-        on_record=scribe.write,
-        on_lost=_nothing if there.changes else lost,  # an elastic run requeues its samples
-        on_nonfinite=context.nonfinite("movement"),
-    )
-    if isinstance(agreement, PerSiteSync):
-        home.between = _between_sites(context, parties, agreement)
+    kind = partial(SiteAggregator, parties=parties, mean_by=_mean_by(context)) if parties else ServerAggregator
+    copy = ServerParameters(replica, context.rank, home, timeout_s, traffic.open("parameter server"))
+    aggregator = kind(context.policy, replica, thread, copy, home, own_pace, outer=plans_outer(*who))
+    if parties:
+        home.between = _between_sites(context, parties, ledger, replica.flat.size)
     if isinstance(there, OwnPaceElastic):
-        there.keeper = agreement
-        agreement.claims = there.claims
-    context.connection.left_by(agreement.leave)
-    return agreement
+        aggregator.claims = there.claims
+    return aggregator
+
+
+def _once_lost(context: Context) -> Callable[[int], None]:
+    """Return the function that reports a lost worker, once; an elastic run requeues its samples."""
+    known: set[int] = set()
+
+    def lost(rank: int) -> None:
+        if rank not in known and not context.participants.changes:
+            known.add(rank)
+            text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished"
+            context.scribe.event("lost", text, warn=True, rank=rank)
+
+    return lost
 
 
 def _mean_by(context: Context) -> VectorLine:
@@ -234,18 +274,14 @@ def _mean_by(context: Context) -> VectorLine:
     return VectorLine(GroupCommunicator(connection.roll, context.config.timeout_s), traffic)
 
 
-def _nothing(rank: int) -> None:
-    pass
-
-
-def _between_sites(context: Context, parties: Sequence[Members], agreement: PerSiteSync) -> BetweenSites | None:
+def _between_sites(context: Context, parties: Sequence[Members], ledger: StepLedger, size: int) -> BetweenSites | None:
     """Return the exchange of this worker's site with others; None if another worker runs it."""
     rank, connection = context.rank, context.connection
     assert connection.roll is not None, "there are several sites"
     mine = next(party for party in parties if rank in party)
     others = [party for party in parties if party is not mine]
     speaks = rank == mine[0]
-    post = _open_post(context, connection.roll, [party[0] for party in others] if speaks else (), agreement.size)
+    post = _open_post(context, connection.roll, [party[0] for party in others] if speaks else (), size)
     if not speaks:
         post.close(failed=False)
         return None
@@ -254,7 +290,7 @@ def _between_sites(context: Context, parties: Sequence[Members], agreement: PerS
         OtherSite(party[0], connection.traffic.open(f"entries {names[mine]} to {names[party]}")) for party in others
     ]
     plans = StepPlans(deepcopy(context.policy), rank, context.members, context.sites)
-    return BetweenSites(plans, sites, post, agreement.rate)
+    return BetweenSites(plans, sites, post, lambda: ledger.rate)
 
 
 def _entries(context: Context, model: nn.Module) -> EntriesExchange | None:
@@ -306,9 +342,7 @@ def _first_exchanges(context: Context) -> list[Exchange]:
     return [one for plan in plans for one in plan.exchanges]
 
 
-def follow(
-    context: Context, model: nn.Module, hands: InFlightBatches, agreement: ReplicaSync, out: Outlook
-) -> PassFollower:
+def follow(context: Context, model: nn.Module, hands: InFlightBatches, agreement: NoSync, out: Outlook) -> PassFollower:
     """Return the hook that keeps each batch together with its own step."""
     # An exchange after a step would fall between forward and step of a batch that was fetched early.
     strict = out.moments != {Moment.BACKGROUND} and not context.participants.alone
@@ -330,7 +364,7 @@ def gradients_by(
     out: Outlook,
     counting: PassCounts,
     observer: ExchangeObserver,
-    agreement: ReplicaSync,
+    agreement: NoSync,
     *,
     sharded: bool,
 ) -> tuple[AnyCarrier, Members] | None:

@@ -19,8 +19,7 @@ from typing import Any
 from uneven.errors import TrainingError
 from uneven.policy.core.actions import Moment
 from uneven.policy.samples.order import Portion
-from uneven.run.replicas.peers.peer_sync import PeerSync
-from uneven.run.replicas.server.server_sync import ServerSync
+from uneven.run.replicas.replica_sync import ReplicaSync
 
 
 class Stopped(TrainingError):
@@ -30,9 +29,7 @@ class Stopped(TrainingError):
 class BatchQueue:
     """One epoch's batches for several threads."""
 
-    def __init__(
-        self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: PeerSync | ServerSync | None
-    ) -> None:
+    def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: ReplicaSync | None) -> None:
         self._pairs = pairs  # parts and this worker's batches, in order
         self._rank = rank
         self._agreement = agreement  # counts the steps and exchanges parameters; None if nothing is exchanged

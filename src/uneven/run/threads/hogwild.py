@@ -22,8 +22,7 @@ from uneven.policy.samples.order import Portion
 from uneven.run.context.scribe import Scribe
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
-from uneven.run.replicas.peers.peer_sync import PeerSync
-from uneven.run.replicas.server.server_sync import ServerSync
+from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.reports.step_accounting import step_record
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.loop import StepLoop
@@ -82,7 +81,7 @@ class Hogwild:
         self._loader = loader
         self._threads = threads
         self._pairs = loader.pairs()
-        agreement = loop.model.agreement if isinstance(loop.model.agreement, PeerSync | ServerSync) else None
+        agreement = loop.model.agreement if isinstance(loop.model.agreement, ReplicaSync) else None
         self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]

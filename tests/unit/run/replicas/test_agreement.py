@@ -14,15 +14,19 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.errors import ConfigError, NonFiniteError
+from uneven.policy.control.ledger import StepLedger
+from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import StepPlan, Via
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.core.views import SyncView
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
-from uneven.run.lines.traffic import TrafficBook
-from uneven.run.replicas.peers.peer_exchanges import Exchanges
-from uneven.run.replicas.peers.peer_sync import PeerSync
+from uneven.run.replicas.peers.announced_merges import announce
+from uneven.run.replicas.peers.background_thread import BackgroundThread
+from uneven.run.replicas.peers.peer_aggregator import PeerAggregator, PeerLines
 from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.replica_sync import ReplicaSync
+from uneven.testing.inside import inside
 
 
 class Nobody:
@@ -32,12 +36,20 @@ class Nobody:
     def done(self) -> None: ...
 
 
-def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] = lambda record: None) -> PeerSync:
-    """Of the second of two workers; what leaves it comes back alone."""
-    one = PeerSync(policy, 1, (0, 1), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(), on_record=said,
-                 on_nonfinite=lambda: None)  # fmt: skip
-    return one
+def agreement(
+    policy: SyncPolicy,
+    model: nn.Module,
+    said: Callable[[Any], None] = lambda record: None,
+    members: tuple[int, ...] = (0, 1),
+) -> ReplicaSync:
+    """Of the last of these workers; what leaves it comes back alone."""
+    replica, thread, rank = Replica(model), BackgroundThread(), members[-1]
+    announce(replica, policy, members, {})
+    lines, shadowed = PeerLines(), isinstance(policy, Shadow)
+    aggregator = PeerAggregator(policy, rank, replica, thread, lines, shadowed=shadowed)
+    ledger = StepLedger(StepPlans(policy, rank, members, {}))
+    how = {"observer": Nobody(), "on_record": said, "on_nonfinite": lambda: None}
+    return ReplicaSync(ledger, replica, aggregator, thread, **how)
 
 
 def part(iteration: int, *shares: int) -> Portion:
@@ -50,7 +62,7 @@ def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
 
-def step(one: PeerSync, now: Portion, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def step(one: ReplicaSync, now: Portion, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Whose gradient is 1 everywhere."""
     one.before(now, one.plan())
     model(torch.ones(1, 2)).sum().backward()
@@ -105,10 +117,7 @@ def test_samples_of_a_replica_that_was_replaced_do_not_count() -> None:
 
 def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
     model, optimizer = linear()
-    one = PeerSync(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(),
-                 on_record=lambda record: None,
-                 on_nonfinite=lambda: None)  # fmt: skip
+    one = agreement(Shuffle(MA(every=2), RandomGroups(size=2)), model, members=(1,))
     said = []
     for iteration in range(4):
         now = replace(part(iteration, 2), members=(1,))
@@ -195,14 +204,12 @@ def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
 def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(load: float, exchanges: int) -> None:
     model, optimizer = linear()
     said: list[ExchangeRecord] = []
-    one = PeerSync(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(), on_record=said.append,
-                 on_nonfinite=lambda: None)  # fmt: skip
+    one = agreement(Shadow("ma", load=load), model, said.append, (0,))
     for iteration in range(12):  # of which the first few tell how long a step is
         now = part(iteration, 4)
         step(one, now, model, optimizer)
         one.after(now, leaving=False)
-        one._exchanges._thread.wait()  # what is begun lands before the next step
+        one._thread.wait()  # what is begun lands before the next step
     one.leave(failed=False)  # all come to rest, which is an exchange of the steps that no other one has had
     assert len(said) == exchanges
     assert sum(exchange.gap for exchange in said) == 12
@@ -210,14 +217,11 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
 
 def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = linear()
-    one = PeerSync(Shadow("ma"), 0, (0,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(),
-                 on_record=lambda record: None,
-                 on_nonfinite=lambda: None)  # fmt: skip
+    one = agreement(Shadow("ma"), model, members=(0,))
     begun: list[Any] = []
     begun_at = [1, 3, 7]
-    monkeypatch.setattr(one._exchanges, "free_for", lambda exchange: one.clock in begun_at)
-    monkeypatch.setattr(one._exchanges, "begin", begun.append)
+    monkeypatch.setattr(one, "_free_for", lambda exchange: one.clock in begun_at)
+    monkeypatch.setattr(one, "_launch", begun.append)
     for iteration in range(9):
         now = part(iteration, 4 if iteration < 3 else 5)
         step(one, now, model, optimizer)
@@ -232,17 +236,11 @@ def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(mo
 
 
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(60.0, 30.0), (3600.0, 300.0)])
-def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
-    monkeypatch: pytest.MonkeyPatch, timeout_s: float, patience_s: float
-) -> None:
-    told: list[float] = []
-    shadow = "uneven.run.replicas.peers.peer_exchanges.BackgroundThread"
-    monkeypatch.setattr(shadow, told.append)
-    Exchanges(
-        Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, book=TrafficBook(),
-        observer=Nobody(), clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,
-    )  # fmt: skip
-    assert told == [patience_s]
+def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(timeout_s: float, patience_s: float) -> None:
+    model, optimizer = linear()
+    with uneven.Session(sync="shadow:ma", balance="even", timeout_s=timeout_s) as session:
+        session.setup(model, optimizer)
+        assert inside(session).sync._thread._budget._patience_s == patience_s
 
 
 def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() -> None:

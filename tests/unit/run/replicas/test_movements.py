@@ -13,7 +13,7 @@ from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Pa
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync import SyncPolicy
-from uneven.run.replicas.peers.peer_sync import PeerSync
+from uneven.run.replicas.peers.announced_merges import announce
 from uneven.run.replicas.peers.replica import Replica
 
 NEAR = Exchange(payload=Payload.DELTA, members=(0, 1), merge=OuterMovement(0.5, 1.0), moment=Moment.STEP)
@@ -100,4 +100,4 @@ class _Mixed(SyncPolicy):
 
 def test_what_would_count_as_moved_is_refused_beside_them() -> None:
     with pytest.raises(ConfigError, match="would count as moved by this worker"):
-        PeerSync(_Mixed(), 0, (0, 1), {}, Replica(nn.Linear(2, 1)))
+        announce(Replica(nn.Linear(2, 1)), _Mixed(), (0, 1), {})

@@ -165,24 +165,25 @@ class Noting(NoLeases):
 def test_a_shadow_gives_what_was_noted_for_it_and_no_later_step(sync: str) -> None:
     worker = Worker(sync)
     agreement: Any = inside(worker.session).sync
-    agreement.claims = Noting()
+    agreement.aggregator.claims = Noting()
     noted: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
-    later, order, swap, swapped = threading.Event(), agreement._order, agreement.copy.swap, agreement._swapped
+    aggregator, later = agreement.aggregator, threading.Event()
+    gives, swap, meet = aggregator.gives, aggregator.copy.swap, aggregator.meet
 
-    def ordered(exchange: Exchange) -> Any:
+    def ordered(order: Any, background: bool) -> Any:
         noted.append(agreement._replica.flat.read())
-        return order(exchange)
+        return gives(order, background)
 
-    def held_up(this: Any) -> Any:  # the shadow's thread is slow to begin
+    def held_up(*order: Any, **how: Any) -> Any:  # the shadow's thread is slow to begin
         assert later.wait(20.0)
-        return swapped(this)
+        return meet(*order, **how)
 
     def swaps(exchange: Exchange, step: int, own: Any, due: int) -> Any:
         given.append(torch.from_numpy(own.copy()))
         return swap(exchange, step, own, due)
 
-    agreement._order, agreement._swapped, agreement.copy.swap = ordered, held_up, swaps
+    aggregator.gives, aggregator.meet, aggregator.copy.swap = ordered, held_up, swaps
     for place, (x, y) in enumerate(worker.loader):
         step(worker.model, worker.optimizer, x, y)
         if place == 2:
@@ -214,7 +215,7 @@ class Ledger(Noting):
 def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool) -> None:
     worker = Worker("asp")
     agreement: Any = inside(worker.session).sync
-    agreement.claims = ledger = Ledger()
+    agreement.aggregator.claims = ledger = Ledger()
     for place, (x, y) in enumerate(worker.loader):
         if place == 1 and not trained:
             with worker.session.evaluated():

@@ -163,8 +163,8 @@ def test_an_epoch_without_a_sample_is_reported_as_finished_at_its_end(watched: W
     worker = begin("asp")
     worker.epoch()
     sync: Any = inside(worker.session).sync
-    sync.claims = Noting()
-    sync.claims.over = 3  # the others had all samples of the epochs 1, 2 and 3
+    sync.aggregator.claims = Noting()
+    sync.aggregator.claims.over = 3  # the others had all samples of the epochs 1, 2 and 3
     sync.settle()
     worker.epoch()  # of requeued samples: it is reported as unfinished again
     epoch = ["update"] * STEPS
@@ -291,7 +291,7 @@ def test_of_a_lost_worker_the_shard_knows_the_number_of_the_last_update_that_has
         arrived.append(number)
         dies("gave", number)
 
-    inside(worker.session).sync.claims = Numbers(lambda number: dies("gives", number), gave)
+    inside(worker.session).sync.aggregator.claims = Numbers(lambda number: dies("gives", number), gave)
     with pytest.raises(PeerError):
         leave_after(worker, STEPS)
     assert known == arrived[-1:]

@@ -15,7 +15,7 @@ import uneven
 from uneven import journal
 from uneven.errors import TrainingError
 from uneven.policy.core.records import StepRecord
-from uneven.run.replicas.peers.peer_sync import PeerSync
+from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.start.run_state import unpack
 from uneven.testing.inside import inside
 
@@ -102,8 +102,8 @@ def test_the_shadow_hears_of_every_step_of_short_epochs_and_of_no_pause(
 ) -> None:
     trained = Trained("shadow:ma", tmp_path)
     told: list[float] = []
-    assert isinstance(trained.agreement, PeerSync)
-    budget = trained.agreement._exchanges._thread._budget
+    assert isinstance(trained.agreement, ReplicaSync)
+    budget = trained.agreement._thread._budget
     monkeypatch.setattr(budget, "stepped", lambda took_s, quiet_s: told.append(took_s))
     for leave in (-1, 4, 0, -1):
         trained.epoch(leave=leave)

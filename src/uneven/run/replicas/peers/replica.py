@@ -49,6 +49,8 @@ class ExchangeResult:
         picked: part of the entries that were sent.
         replica: m, shape (size,); None if ``away`` is enough.
         away: s − m, shape (size,), if it enters instead of m.
+        late: updates of others since the last one, through a server; None counts the steps of this worker meanwhile.
+        missed: 1 if a quorum was complete without this worker.
     """
 
     sent_bytes: int
@@ -58,6 +60,8 @@ class ExchangeResult:
     picked: float = 1.0
     replica: Tensor | None = None
     away: Tensor | None = None
+    late: int | None = None
+    missed: int = 0
 
 
 class Given(NamedTuple):

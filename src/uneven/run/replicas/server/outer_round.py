@@ -1,4 +1,4 @@
-"""This worker's part in outer steps that the shards take on the movements of a quorum of workers."""
+"""Checks of outer steps, which the shards take on the movements of a quorum of workers."""
 
 from __future__ import annotations
 
@@ -6,79 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import ConfigError
-from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import Exchange, Merge, Payload
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import SyncPolicy, first_plans
 from uneven.run.model.batch_norm import batch_norms
-from uneven.run.replicas.server.client_copy import OuterStep, ServerParameters, Values
 
 Members = tuple[int, ...]
-
-VELOCITY = "velocity"
-
-# The weight of a movement without samples; a weight of 0 would leave nothing to divide by.
-_LEAST = 2.0**-40
-
-
-class OuterMerges:
-    """This worker's exchanges of movements; ``wanted`` if the policy plans any."""
-
-    def __init__(self, copy: ServerParameters, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
-        self.wanted = _any(policy, members, sites)
-        self._copy = copy
-        self._checked: Merge | None = None  # the last merge that passed check_served_step
-        self._sent: Values | None = None  # the replica when the current order was made
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the vectors to save in addition to the copy, shape (size,)."""
-        return {VELOCITY: self._copy.tensor(self._copy.kept())} if self.wanted else {}
-
-    def load(self, vectors: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Load :meth:`state`, vectors of shape (size,), before training starts."""
-        if self.wanted:
-            self._copy.velocity = vectors[VELOCITY].detach().to("cpu", dtype, copy=True).numpy()
-
-    @property
-    def names(self) -> set[str]:
-        """The names of the saved vectors, including the copy."""
-        return {"centre", VELOCITY} if self.wanted else {"centre"}
-
-    def begin(self) -> None:
-        """Start a step; movements are measured from the last copy."""
-        if self._copy.base is None:
-            self._copy.follow(0)
-
-    def order(self, exchange: Exchange) -> None:
-        """Keep the replica for an exchange; raises :class:`ConfigError` if the shards compute another result than
-        the merge."""
-        if not _is_one(exchange):
-            return
-        self._sent = self._copy.read()
-        if exchange.merge is not self._checked:
-            check_served_step(exchange.merge, torch.from_numpy(self._sent))
-            self._checked = exchange.merge
-
-    def carry(self, order: Order) -> tuple[Values, Values] | None:
-        """Carry out one exchange; None if it is not an outer step.
-
-        Returns:
-            The replica as it was sent, and the copy after the merge, each of shape (size,).
-        """
-        exchange, own, quorum = order.exchange, self._sent, order.exchange.quorum
-        if own is None or quorum is None or exchange.payload is not Payload.DELTA:
-            return None
-        served = exchange.merge.served_step()
-        assert served is not None, "refused before it came here"
-        momentum, rate = served
-        weight = max(exchange.merge.weight(order.merges.own), _LEAST)
-        how = OuterStep(weight=weight, quorum=quorum.count, momentum=momentum, grace=quorum.grace)
-        return own, self._copy.merge(order.clock - 1, rate * self._copy.moved(own), how)
 
 
 def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
     """Raise :class:`ConfigError` if outer steps of the shards cannot be taken on a model: it has running statistics."""
-    if (layers := batch_norms(model)) and _any(policy, members, sites):
+    if (layers := batch_norms(model)) and plans_outer(policy, members, sites):
         raise ConfigError(
             f"the model has running statistics ({layers[0]!r}), on which sync = {describe(policy)} would take outer "
             f"steps with momentum, as on parameters: use group norm, as torch.nn.GroupNorm(2, channels), or "
@@ -104,7 +42,8 @@ def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], sh
             )
 
 
-def _any(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+def plans_outer(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    """Return whether the first plans of a policy exchange movements of a quorum."""
     return any(_is_one(one) for plan in first_plans(policy, members, sites) for one in plan.exchanges)
 
 
