@@ -179,7 +179,7 @@ def test_real_learners_come_to_what_virtual_time_says(me: RankContext) -> list[l
         learner.hear()
         dist.barrier()
     replica = flat(learner.run.model).tolist()
-    copy = learner.served.copy.pulled().tolist()
+    copy = learner.served.aggregator.copy.pulled().tolist()
     dist.barrier()
     learner.served.after(inside(learner.run.session).part, leaving=True)
     shown = learner.run.shown()

@@ -21,7 +21,7 @@ import uneven
 from uneven.policy.core.registry import parse_spec
 from uneven.policy.samples.order import epoch_order
 from uneven.policy.sync import Pace, policies
-from uneven.run.replicas.peers.background_thread import BackgroundThread
+from uneven.run.replicas.background_thread import BackgroundThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import HIVEMIND, TORCHFT
 from uneven_bench.workloads.base import whole

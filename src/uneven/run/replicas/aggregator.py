@@ -11,7 +11,7 @@ from uneven.policy.control.ledger import Order
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.membership import Members
 from uneven.policy.samples.order import Portion
-from uneven.run.replicas.peers.replica import ExchangeResult
+from uneven.run.replicas.replica import ExchangeResult
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 

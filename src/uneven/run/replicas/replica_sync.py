@@ -23,10 +23,10 @@ from uneven.policy.samples.order import Portion, Portions
 from uneven.policy.sync import Evaluated
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.replicas.aggregator import Aggregator
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.replica import DUE, ExchangeResult, Replica
-from uneven.run.replicas.peers.saved_parts import taken
-from uneven.run.replicas.peers.scaled_learning_rate import DividedSteps
+from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.replica import DUE, ExchangeResult, Replica
+from uneven.run.replicas.saved_parts import taken
+from uneven.run.replicas.scaled_learning_rate import DividedSteps
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 
 

@@ -42,13 +42,13 @@ from uneven.run.membership.elastic_connection import ElasticConnection, connect_
 from uneven.run.membership.elastic_run import ElasticRun
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.run.model.batch_norm import batch_norms
+from uneven.run.replicas.announced_merges import announce
+from uneven.run.replicas.background_peers import BackgroundPeers
+from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.announced_merges import announce
-from uneven.run.replicas.peers.background_peers import BackgroundPeers
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.overhead import PATIENCE_S
-from uneven.run.replicas.peers.peer_aggregator import PeerAggregator, PeerLines
-from uneven.run.replicas.peers.replica import Replica, broadcast_from_first, refuse_synchronised_layers
+from uneven.run.replicas.overhead import PATIENCE_S
+from uneven.run.replicas.peer_aggregator import PeerAggregator, PeerLines
+from uneven.run.replicas.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.replicas.replica_sync import NoSync, ReplicaSync
 from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.locate import find_home

@@ -21,10 +21,10 @@ from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.core.views import SyncView
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
-from uneven.run.replicas.peers.announced_merges import announce
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.peer_aggregator import PeerAggregator, PeerLines
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.announced_merges import announce
+from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.peer_aggregator import PeerAggregator, PeerLines
+from uneven.run.replicas.replica import Replica
 from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.testing.inside import inside
 

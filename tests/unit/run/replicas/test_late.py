@@ -13,7 +13,7 @@ from torch import Tensor
 from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload
 from uneven.policy.core.plain import Misfit
-from uneven.run.replicas.peers.replica import CHANGE, DUE, Replica
+from uneven.run.replicas.replica import CHANGE, DUE, Replica
 
 ONE = Exchange(
     payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.5), moment=Moment.STEP, piece=(0, 1), delay=2

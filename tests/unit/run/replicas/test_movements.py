@@ -13,8 +13,8 @@ from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Pa
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync import SyncPolicy
-from uneven.run.replicas.peers.announced_merges import announce
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.announced_merges import announce
+from uneven.run.replicas.replica import Replica
 
 NEAR = Exchange(payload=Payload.DELTA, members=(0, 1), merge=OuterMovement(0.5, 1.0), moment=Moment.STEP)
 FAR = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.0), moment=Moment.STEP)

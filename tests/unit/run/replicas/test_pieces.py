@@ -10,8 +10,8 @@ import torch
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan, span
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.merge_state import MergeState
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.merge_state import MergeState
+from uneven.run.replicas.replica import Replica
 
 SIZE = 11
 

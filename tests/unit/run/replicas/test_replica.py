@@ -22,7 +22,7 @@ from uneven.policy.core.actions import (
 )
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.replica import Replica
 
 
 def normed(start: float = 1.0) -> nn.Module:

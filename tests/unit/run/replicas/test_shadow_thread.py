@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from uneven.errors import PeerError, TrainingError
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.overhead import OverheadBudget
+from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.overhead import OverheadBudget
 
 
 class Worker:
@@ -102,7 +102,7 @@ class _Heard(OverheadBudget):
 
 def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = _Heard()
-    monkeypatch.setattr("uneven.run.replicas.peers.background_thread.OverheadBudget", lambda _: heard)
+    monkeypatch.setattr("uneven.run.replicas.background_thread.OverheadBudget", lambda _: heard)
     come, met, over = threading.Event(), threading.Event(), threading.Event()
 
     def meet() -> bool:
@@ -125,7 +125,7 @@ def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch)
 
 def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, told = [100.0], []
-    monkeypatch.setattr("uneven.run.replicas.peers.background_thread.time.perf_counter", lambda: now_s[0])
+    monkeypatch.setattr("uneven.run.replicas.background_thread.time.perf_counter", lambda: now_s[0])
     shadow = BackgroundThread()
     monkeypatch.setattr(shadow._budget, "stepped", lambda took_s, quiet_s: told.append(took_s))
     shadow.stepped()  # nobody knows how long it took

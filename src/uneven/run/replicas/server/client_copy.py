@@ -12,7 +12,7 @@ from torch import Tensor
 from uneven.errors import ConfigError, NonFiniteError
 from uneven.policy.core.actions import Exchange, Merge, Payload
 from uneven.run.lines.traffic import Traffic
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.replica import Replica
 from uneven.run.replicas.server.locate import ServerLocation
 from uneven.runtime.parameter_server import Client, Reply, table_of
 

@@ -26,9 +26,9 @@ from uneven.policy.core.plain import Misfit, loading, read
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy, refused
 from uneven.run.replicas.aggregator import Aggregator, Place
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.replica import ExchangeResult, Replica
-from uneven.run.replicas.peers.saved_parts import same_policy
+from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.replica import ExchangeResult, Replica
+from uneven.run.replicas.saved_parts import same_policy
 from uneven.run.replicas.server.client_copy import OuterStep, ServerParameters, Values
 from uneven.run.replicas.server.locate import ServerLocation
 from uneven.run.replicas.server.outer_round import check_served_step

@@ -20,7 +20,7 @@ from uneven.policy.select.picked import Array, Picked
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.replica import ExchangeResult
+from uneven.run.replicas.replica import ExchangeResult
 from uneven.run.replicas.sparse.dense_sum import WholeSum
 from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
 from uneven.run.replicas.sparse.mirror_clock import MirrorClock

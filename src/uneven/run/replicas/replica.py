@@ -20,7 +20,7 @@ from uneven.policy.merge import Kept
 from uneven.policy.sync import SyncPolicy
 from uneven.run.lines.group_lines import take_from_first
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.merge_state import MergeState
+from uneven.run.replicas.merge_state import MergeState
 from uneven.run.replicas.weighted_sums import (
     EXTRA,
     apart,

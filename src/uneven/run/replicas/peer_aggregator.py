@@ -21,9 +21,9 @@ from uneven.policy.samples.order import Portion
 from uneven.policy.sync import Evaluated, SyncPolicy, refused
 from uneven.run.lines.communicator import RoundPlace, VectorLine, unscaled
 from uneven.run.replicas.aggregator import Aggregator, Place
-from uneven.run.replicas.peers.background_thread import BackgroundThread
-from uneven.run.replicas.peers.replica import ExchangeResult, Given, Replica
-from uneven.run.replicas.peers.saved_parts import same_policy
+from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.replica import ExchangeResult, Given, Replica
+from uneven.run.replicas.saved_parts import same_policy
 from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uneven.errors import TrainingError
-from uneven.run.replicas.peers.overhead import PATIENCE_S, OverheadBudget
+from uneven.run.replicas.overhead import PATIENCE_S, OverheadBudget
 
 Job = Callable[[], Any]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from uneven.policy.control.ledger import Order
 from uneven.run.membership.elastic_background_sync import BesideElastic
-from uneven.run.replicas.peers.peer_aggregator import PeerAggregator
+from uneven.run.replicas.peer_aggregator import PeerAggregator
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 
 

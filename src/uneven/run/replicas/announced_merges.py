@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Moment, Payload
 from uneven.policy.sync import Evaluated, SyncPolicy, first_plans
-from uneven.run.replicas.peers.replica import Replica
+from uneven.run.replicas.replica import Replica
 
 
 def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
