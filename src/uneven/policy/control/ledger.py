@@ -215,12 +215,11 @@ class StepLedger:
             return ()
         if not (self._after or self._background or self._under_way):
             return ()
-        waits = self._waits() if self.served and self._after else 0
-        return self._following((*self._after, *self._background), free, waits)
+        return self._following(free)
 
     def owing(self, free: Callable[[Exchange], bool]) -> Iterable[Instruction]:
         """Return what must be done before a step or an evaluation begins."""
-        return self._following(self._take_owed(), free) if self._owed or self._under_way else ()
+        return self._making_up(free) if self._owed or self._under_way else ()
 
     def settling(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         """Yield what merges all steps, as at the end of an epoch where workers may leave."""
@@ -284,14 +283,19 @@ class StepLedger:
         return self.plans.groups(self.clock, Payload.GRADIENT)
 
     # ---------------------------------------------------------------- orders
-    def _take_owed(self) -> tuple[Exchange, ...]:
-        owed, self._owed = self._owed, ()
-        return owed
-
-    def _following(
-        self, exchanges: Iterable[Exchange], free: Callable[[Exchange], bool], waits: int = 0
-    ) -> Iterator[Instruction]:
+    def _making_up(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         yield from self._entering()
+        owed, self._owed = self._owed, ()
+        yield from self._orders(owed, free)
+
+    def _following(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
+        yield from self._entering()
+        waits = self._waits() if self.served and self._after else 0
+        yield from self._orders((*self._after, *self._background), free, waits)
+
+    def _orders(
+        self, exchanges: Iterable[Exchange], free: Callable[[Exchange], bool], waits: int = 0
+    ) -> Iterator[Order]:
         for exchange in exchanges:
             if exchange.moment is not Moment.BACKGROUND:
                 yield self._order(exchange, waits=waits)

@@ -55,7 +55,7 @@ class Aggregator:
 
         Args:
             own: the replica when the order was made, shape (size,), overwritten; None reads it now.
-            background: whether the training goes on meanwhile.
+            background: whether the training continues meanwhile.
             resting: whether this worker only takes part, since it no longer trains.
 
         Returns:
@@ -81,7 +81,7 @@ class Aggregator:
         self, order: Order, note: Callable[[ExchangeResult, float], None]
     ) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
         """Start an exchange whose outcome enters some steps later; None if it is complete.
-        Return what waits for it, and what merges its result. ``note`` gets the result and the seconds it took."""
+        Return two calls: one waits for it, the other merges its result. ``note`` gets the result and its seconds."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------- the samples of this worker
@@ -90,7 +90,7 @@ class Aggregator:
         return True
 
     def through(self, epochs: int) -> None:
-        """Report that this worker has no more samples of the epochs before this one."""
+        """Report that this worker has had all its samples of the epochs before this one."""
 
     def left(self, part: Portion) -> None:
         """Note that the loop was left in this step."""

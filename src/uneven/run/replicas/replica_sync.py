@@ -1,4 +1,4 @@
-"""The exchanges around a step in addition to the mean of all gradients, and the driver that carries them out."""
+"""The driver of one worker's exchanges in addition to gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.policy.control.ledger import Instruction, Order, StepLedger, Unmerged
-from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.records import ExchangeRecord
@@ -24,93 +23,11 @@ from uneven.policy.sync import Evaluated
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.replicas.aggregator import Aggregator
 from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.no_sync import NoSync
 from uneven.run.replicas.replica import DUE, ExchangeResult, Replica
 from uneven.run.replicas.saved_parts import taken
 from uneven.run.replicas.scaled_learning_rate import DividedSteps
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
-
-
-class NoSync:
-    """The interface of one worker's exchanges, and the one that exchanges nothing: all gradients are averaged.
-
-    ``clock`` counts steps. ``gradients_only`` means that replicas are equal, because only the mean of all gradients is
-    exchanged. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
-    out ahead of their steps.
-    """
-
-    followed = False
-    gradients_only = True
-    clock = 0
-
-    def __init__(self, plans: StepPlans) -> None:
-        self.plans = plans
-
-    def plan(self) -> StepPlan:
-        """Return the policy's plan for the next step; raises :class:`ConfigError` if it is not supported."""
-        return self.plans.at(self.clock)
-
-    def before(self, part: Portion, plan: StepPlan) -> None:
-        """Prepare for a step that is about to start."""
-
-    def passing(self, padded: bool) -> None:
-        """Note whether the next pass is on a padded batch, which must not count."""
-
-    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Remove gradients that must not count before an optimizer step."""
-
-    def after(self, part: Portion, leaving: bool) -> bool:
-        """Exchange after a step, and return whether all workers have waited for each other.
-        ``leaving`` means that the loop was left in it, perhaps because of an error."""
-        self.clock += 1
-        return True  # every worker has waited for all gradients
-
-    def paused(self) -> None:
-        """Stop timing steps until the next one starts."""
-
-    @property
-    def apart(self) -> bool:
-        """True if replicas differ because of separate steps and newcomers must wait; the same on all workers."""
-        return False
-
-    def members_changed(self, members: Members, generation: int) -> None:
-        """Change the members from the next step on."""
-        self.plans.members_changed(members, generation)
-
-    def settle(self) -> None:
-        """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run."""
-
-    def for_newcomers(self) -> Any:
-        """Return the state that a newcomer takes over, as plain data and tensors of any shape."""
-
-    def take_over(self, state: Any) -> None:
-        """Take the :meth:`for_newcomers` of another worker; this worker has just joined with its clock."""
-
-    def groups(self) -> Meeting | None:
-        """Return the groups that average gradients in this step of an elastic run; None for all members together."""
-        return None
-
-    @property
-    def exchanging(self) -> bool:
-        """True while an exchange runs in the background."""
-        return False
-
-    @contextmanager
-    def evaluated(self) -> Iterator[None]:
-        """Hold the policy's model to evaluate in the replica. All workers enter; see ``Session.evaluated``."""
-        yield
-
-    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return numbers, and vectors of shape (size,). "lacking" is the place from which samples are not in the model.
-        Steps of ``parts`` in flight are not counted yet; no optimizer step has used the ``unused`` ones."""
-        return {}, {}
-
-    def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Raise :class:`CheckpointError` if :meth:`load_state_dict` cannot load these, vectors (size,); nothing is
-        changed."""
-
-    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Load the numbers, and vectors (size,), that :meth:`state_dict` returned, also with other workers. Another
-        policy starts from scratch."""
 
 
 class ReplicaSync(NoSync):
@@ -306,7 +223,7 @@ class ReplicaSync(NoSync):
             self.aggregator.rejoin(order.waits)
 
     def _launch(self, order: Order) -> None:
-        """Exchange in the background, where no other exchange may be under way."""
+        """Exchange in the background; no other exchange may be under way there."""
         own = self.aggregator.gives(order, background=True)
         gather = self.aggregator.gather(order)
         self._thread.launch(partial(self._aside, order, own), gather, order.exchange.background.load)
@@ -452,8 +369,8 @@ class ReplicaSync(NoSync):
                 self._barrier.leave()
 
     def _arrive(self) -> Tensor | None:
-        """Wait until nothing is under way and all workers agree on the samples that are left; return the model to
-        evaluate, shape (size,), or None for the replica."""
+        """Wait until nothing is under way and all workers agree on the samples that are left.
+        Return the model to evaluate, shape (size,), or None for the replica."""
         ledger, barrier = self.ledger, self._barrier
         in_hand = -1 if self.hand is None or self.hand.part is None else self.hand.gives()
         self._finish(evaluating=True)

@@ -21,7 +21,7 @@ from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
-from uneven.run.replicas.replica_sync import NoSync
+from uneven.run.replicas.no_sync import NoSync
 from uneven.run.reports.reporting import Reports
 from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.in_flight import InFlightBatches

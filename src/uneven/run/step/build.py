@@ -46,10 +46,11 @@ from uneven.run.replicas.announced_merges import announce
 from uneven.run.replicas.background_peers import BackgroundPeers
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.flat import Flat
+from uneven.run.replicas.no_sync import NoSync
 from uneven.run.replicas.overhead import PATIENCE_S
 from uneven.run.replicas.peer_aggregator import PeerAggregator, PeerLines
 from uneven.run.replicas.replica import Replica, broadcast_from_first, refuse_synchronised_layers
-from uneven.run.replicas.replica_sync import NoSync, ReplicaSync
+from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.locate import find_home
 from uneven.run.replicas.server.outer_round import check_outer, check_shards, plans_outer

@@ -15,7 +15,7 @@ from uneven.errors import ConfigError
 from uneven.policy.control import ledger as module
 from uneven.policy.control.ledger import Enter, Instruction, Order, StepLedger
 from uneven.policy.control.step_plans import StepPlans
-from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, Quorum, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.samples.order import Cursor
 from uneven.policy.sync import SyncPolicy, policies
@@ -44,7 +44,9 @@ class Driver:
 
     def __init__(self, policy: str | SyncPolicy, rank: int = 0, members: tuple[int, ...] = MEMBERS, **how: Any):
         made = policies.resolve(policy) if isinstance(policy, str) else policy
-        self.ledger = StepLedger(StepPlans(made, rank, members, {one: "ab"[one % 2] for one in members}, **how))
+        served = how.pop("served", False)
+        plans = StepPlans(made, rank, members, {one: "ab"[one % 2] for one in members}, **how)
+        self.ledger = StepLedger(plans, served=served)
         self.done: list[Instruction] = []
         self.iteration = 0
         self.free = True
@@ -56,7 +58,7 @@ class Driver:
                 self.ledger.landed(one)
 
     def step(self, *shares: int, leaving: bool = False) -> None:
-        self.follow(self.ledger.owing())
+        self.follow(self.ledger.owing(lambda exchange: self.free))
         self.ledger.began(self.ledger.plans.at(self.ledger.clock))
         now = Step(self.iteration, shares or (1, 2, 3))
         self.iteration += 1
@@ -201,18 +203,18 @@ def test_settling_merges_among_all_members_unless_all_are_equal() -> None:
     one = Driver("ma:every=2")
     one.step()
     one.ledger.members_changed((0, 1, 2, 5), 1)
-    one.follow(one.ledger.settling())
+    one.follow(one.ledger.settling(lambda exchange: one.free))
     assert [(order.exchange.members, order.merges.gap, order.equal) for order in one.orders] == [
         ((0, 1, 2, 5), 1, True)
     ]
-    one.follow(one.ledger.settling())
+    one.follow(one.ledger.settling(lambda exchange: one.free))
     assert len(one.orders) == 1
 
 
 def test_groups_settle_among_all_even_right_after_their_exchange() -> None:
     one = Driver("shuffle:groups=digits,base=2:ma", members=(0, 1, 2, 3), grouped=True)
     one.step(1, 1, 1, 1)
-    one.follow(one.ledger.settling())
+    one.follow(one.ledger.settling(lambda exchange: one.free))
     assert [order.meeting is None for order in one.orders] == [False, True]
     assert one.orders[1].exchange.members == (0, 1, 2, 3)
 
@@ -346,8 +348,72 @@ def test_each_step_is_in_one_order_also_across_a_restart(
             continue
         one.free = move != "busy"
         one.step(*those, leaving=move == "leave")
-    one.follow(one.ledger.owing())
+    one.follow(one.ledger.owing(lambda exchange: one.free))
     rest = one.ledger.state()
     assert sum(one.gaps) + rest["gap"] == one.iteration == one.ledger.clock
     used = [those for move, those in zip(moves, shares, strict=False) if move != "save"]
     assert sum(order.merges.own for order in one.orders) + rest["fresh"][0] == sum(those[0] for those in used)
+
+
+# ---------------------------------------------------------------- through a server
+MOVED = replace(ALL, payload=Payload.DELTA, via=Via.SERVER)
+
+
+def served(*plans: StepPlan) -> Driver:
+    return Driver(Planned(*plans), served=True)
+
+
+def test_an_order_waits_for_the_steps_that_the_next_plan_waits_for() -> None:
+    one = served(*(StepPlan(exchanges=(MOVED,), waits=(Wait(MEMBERS, clock),)) for clock in (0, 3, 7)))
+    for _ in range(3):
+        one.step()
+    assert [order.waits for order in one.orders] == [3, 7, 7]
+    assert not one.ledger.met
+    assert not one.ledger.apart
+
+
+def test_gradients_of_a_quorum_come_after_the_step_and_exchanges_of_parties_never() -> None:
+    gradients = replace(MOVED, payload=Payload.GRADIENT, moment=Moment.BACKWARD)
+    one = served(StepPlan(exchanges=(MOVED, gradients, replace(MOVED, parties=((0, 1), (2,))))))
+    one.step()
+    assert [order.exchange for order in one.orders] == [gradients, MOVED]
+
+
+def test_a_server_is_owed_exchanges_in_the_background_as_well() -> None:
+    aside = replace(MOVED, moment=Moment.BACKGROUND)
+    one = served(StepPlan(exchanges=(aside, MOVED), waits=(Wait(MEMBERS, 5),)), StepPlan())
+    one.step(leaving=True)
+    assert (one.orders, one.ledger.dropped) == ([], 0)
+    one.step()
+    assert [(order.exchange, order.waits, order.merges.gap) for order in one.orders] == [(MOVED, 0, 1), (aside, 0, 0)]
+
+
+@pytest.mark.parametrize(("hand", "clocks"), [(1, [2, 2]), (0, [1, 1]), (-1, [1])])
+def test_an_evaluation_takes_the_movements_that_no_exchange_has_taken(hand: int, clocks: list[int]) -> None:
+    """A step in hand moves the replica; the background may not have been free."""
+    aside, central = replace(MOVED, moment=Moment.BACKGROUND), replace(ALL, via=Via.SERVER)
+    quorum = replace(aside, quorum=Quorum(count=2))
+    one = served(StepPlan(exchanges=(MOVED, aside, central, quorum)))
+    one.step()
+    shown = list(one.ledger.showing(hand))
+    assert [order.exchange for order in shown] == [MOVED, aside][-len(clocks) :]
+    assert [order.clock for order in shown] == clocks
+
+
+def test_what_a_server_has_not_merged_settles_with_its_next_exchange() -> None:
+    one = served(StepPlan(), StepPlan(), StepPlan(exchanges=(MOVED,)))
+    one.step()
+    one.follow(one.ledger.settling(lambda exchange: True))
+    one.follow(one.ledger.settling(lambda exchange: True))
+    assert one.gaps == [1]
+
+
+def test_the_state_for_a_server_has_the_samples_of_this_worker_only() -> None:
+    one = served(StepPlan())
+    one.step(4, 5, 6)
+    state = one.ledger.state()
+    assert {key: state[key] for key in ("clock", "gap", "samples")} == {"clock": 1, "gap": 1, "samples": 4}
+    other = served(StepPlan(), StepPlan(exchanges=(MOVED,)))
+    other.ledger.load(state | {"policy": repr(other.ledger.plans.policy)})
+    other.step(1, 1, 1)
+    assert [order.merges[:2] for order in other.orders] == [(2, 5)]
