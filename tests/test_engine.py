@@ -16,13 +16,13 @@ ENGINE = re.compile(
 """Carriers, syncs, elastic runs, lines and communicators."""
 
 LIMITS = {
-    "rooms of run/ in a circle of imports": 3,
-    "isinstance on a class of the engine": 5,
+    "rooms of run/ in a circle of imports": 0,
+    "isinstance on a class of the engine": 4,
     "elastic is None": 1,
     "fields of the largest class in run/": 34,
     "fields of Exchange": 12,
-    "lines of step/loop.py": 195,
-    "questions for None in step/loop.py": 7,
+    "lines of step/loop.py": 192,
+    "questions for None in step/loop.py": 6,
     "rooms that step/loop.py imports from": 4,
 }
 """The present number of each; none may grow."""

@@ -17,20 +17,20 @@ from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy
 from uneven.run.context.context import leave
+from uneven.run.join import join
 from uneven.run.loops.evaluate import Found
 from uneven.run.loops.over_all import OverAll
+from uneven.run.loops.prepare import Preparation
+from uneven.run.loops.user_steps import UserSteps
 from uneven.run.model.hooks import Undo
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.start.connect import find_world
 from uneven.run.start.model_device import device_of
 from uneven.run.step.checkpoint import Checkpoint
-from uneven.run.step.join import join
 from uneven.run.step.loop import StepLoop
 from uneven.run.step.membership_hooks import MembershipHooks
 from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
-from uneven.run.step.prepare import Preparation
-from uneven.run.step.user_steps import UserSteps
 from uneven.run.threads.threaded_training import Threads
 from uneven.runtime.at_exit import ends_with_the_program
 

@@ -1,1 +1,1 @@
-"""Helpers for training loops: weighted losses, means over all workers, and shared evaluations."""
+"""What the calls of a session do: before the loop, in a loop without a loader, and over all workers."""

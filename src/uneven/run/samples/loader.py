@@ -39,15 +39,15 @@ class LoaderCalls:
     Attributes:
         enter: before the place in the run is read; a worker that joins has none before it is let in.
         begin: just before a batch is yielded, with its part.
-        end: at the end of that iteration: the next batch is requested (and not loaded yet), or the loop is left. Each
-            ``begin`` gets exactly one ``end``.
+        end: at the end of that iteration: the next batch is requested (and not loaded yet), or the loop is left, which
+            its argument tells. Each ``begin`` gets exactly one ``end``.
         settle: after a pass over an epoch, before its requeued samples are read.
         over: when the epoch has no more batches.
     """
 
     enter: Callable[[], None] = _nothing
     begin: Callable[[Portion], None] = _nothing
-    end: Callable[[], None] = _nothing
+    end: Callable[[bool], None] = _nothing
     settle: Callable[[], None] = _nothing
     over: Callable[[], None] = _nothing
 
@@ -316,10 +316,12 @@ class BalancedLoader:
                 if self._fresh:
                     self._fresh = self._hands.trained = False
                 self._hands.hand(part, batch)
+                leaving = True
                 try:
                     yield batch
+                    leaving = False
                 finally:
-                    self._calls.end()
+                    self._calls.end(leaving)
 
     def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
         """Return the place after the last yielded batch, and the parts that were drawn beyond it."""

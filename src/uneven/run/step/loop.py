@@ -21,7 +21,6 @@ All of this runs in every step, so everything except parts and exchanges counts 
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -130,13 +129,11 @@ class StepLoop:
         # 0 for a member that joined after the part was drawn
         return part.shares if there else tuple(map(part.batch, self._members))
 
-    def end(self, leaving: bool | None = None) -> None:
-        """End the step; ``leaving`` tells whether the loop is left in the middle of it, and None detects that."""
+    def end(self, leaving: bool) -> None:
+        """End the step; ``leaving`` means that the loop is left in the middle of it."""
         part, self.part, books = self.part, None, self.reports.books
         if part is None:
             return
-        # A generator that is being closed has a GeneratorExit under way.
-        leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
         if not leaving:
             self.hands.asked()
         if self.parts.wanted and not leaving:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -81,7 +81,8 @@ class Hogwild:
         self._loader = loader
         self._threads = threads
         self._pairs = loader.pairs()
-        agreement = loop.model.agreement if isinstance(loop.model.agreement, ReplicaSync) else None
+        alike = loop.model.agreement.gradients_only  # then only gradients are exchanged
+        agreement = None if alike else cast(ReplicaSync, loop.model.agreement)
         self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]

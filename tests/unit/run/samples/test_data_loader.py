@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -113,7 +114,7 @@ def test_a_split_decided_when_an_iteration_ends_holds_lookahead_plus_one_later(n
     decided: list[int] = []
     parts: list[Portion] = []
 
-    def end() -> None:
+    def end(leaving: bool) -> None:
         k = parts[-1].iteration
         decided.append(k)
         in_force[k + 1 + loader.lookahead] = (1 + k % 3, 3 - k % 3)
@@ -138,7 +139,7 @@ def test_begin_and_end_enclose_each_iteration_and_end_comes_before_loading() -> 
 
     loader = one(
         Telling(5), batch_size=2, begin=lambda part: calls.append(f"begin {part.iteration}"),
-        end=lambda: calls.append("end"),
+        end=lambda leaving: calls.append("end"),
     )  # fmt: skip
     for _ in loader:
         calls.append("step")
@@ -151,7 +152,7 @@ def test_leaving_a_loop_ends_its_iteration_and_the_next_loop_is_the_next_epoch(n
     calls: list[str] = []
     loader = one(
         Numbers(20), begin=lambda part: calls.append(f"{part.epoch}/{part.iteration}"),
-        end=lambda: calls.append("end"), num_workers=num_workers,
+        end=lambda leaving: calls.append("end"), num_workers=num_workers,
     )  # fmt: skip
     for _ in loader:
         break
@@ -167,7 +168,7 @@ def test_leaving_a_loop_ends_its_iteration_and_the_next_loop_is_the_next_epoch(n
 
 def test_a_new_loop_ends_an_iterator_that_is_still_held_and_that_one_does_not_go_on() -> None:
     calls: list[str] = []
-    loader = one(Numbers(8), begin=lambda _: calls.append("begin"), end=lambda: calls.append("end"))
+    loader = one(Numbers(8), begin=lambda _: calls.append("begin"), end=lambda leaving: calls.append("end"))
     held = iter(loader)
     next(held)
     next(iter(loader))
@@ -222,7 +223,7 @@ def test_readers_that_live_on_do_not_mix_up_epochs_after_leaving_early() -> None
 def test_close_ends_the_iteration_and_readers_that_live_on(dataset: Any) -> None:
     calls: list[str] = []
     others = set(psutil.Process().children())  # the processes kept for tests on several ranks
-    loader = one(dataset, num_workers=1, persistent_workers=True, end=lambda: calls.append("end"))
+    loader = one(dataset, num_workers=1, persistent_workers=True, end=lambda leaving: calls.append("end"))
     held = iter(loader)
     next(held)
     readers = set(psutil.Process().children()) - others
@@ -306,3 +307,24 @@ def test_batches_to_try_a_step_on_use_nothing_up() -> None:
     assert not stream.reads_along
     with pytest.raises(DataError, match="batch_of"):
         stream.sample(1)
+
+
+def test_an_iteration_ends_with_whether_the_loop_was_left_in_it() -> None:
+    ends: list[bool] = []
+    loader = one(Numbers(12), end=ends.append)
+    for _ in loader:
+        break
+    assert ends == [True]
+
+    def caller() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ends.clear()
+            for _ in loader:
+                pass
+
+    generator = caller()
+    next(generator)
+    generator.close()  # its GeneratorExit is not the loader's
+    assert ends == [False] * 3

@@ -81,7 +81,7 @@ def test_end_comes_before_reading_and_leaving_early_ends_the_iteration() -> None
 
     loader = loader_of(
         dataset=Telling(), batch_size=2, rank=0, workers=1, seed=0, split_for=lambda _: (2,),
-        begin=lambda part: calls.append(f"begin {part.iteration}"), end=lambda: calls.append("end"),
+        begin=lambda part: calls.append(f"begin {part.iteration}"), end=lambda leaving: calls.append("end"),
     )  # fmt: skip
     for _ in loader:
         calls.append("step")
