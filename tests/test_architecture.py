@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from uneven.policy.merge import merges
+from uneven.policy.sync import policies
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "uneven"
@@ -224,6 +225,56 @@ def asks_for_a_merge(module: Module) -> list[str]:
     return wrong
 
 
+FAMILIES = {getattr(make, "__name__", "") for make in policies.values()}
+"""Their classes and makers."""
+
+NAMED = {name for name in policies if name != "bsp"}
+"""The names of families; bsp is the default, which any message may offer."""
+
+OTHER_WORDS = {
+    "local": "an engine of jobs",
+    "shuffle": "an option of loaders",
+    "shadow": "a line in the background",
+    "ma": "a moving average",
+}
+"""Names that are words of something else too, where nothing follows them."""
+
+WAYS_OUT = {
+    "uneven.run.loops.visits": "its part is made for policies that visits tune, and it names one",
+    "uneven.run.replicas.server.outer_round": "of a model with running statistics, what trains it without outer steps",
+    "uneven.run.step.refusals": "what an elastic run carries, and under what parts can exchange",
+}
+"""Modules whose messages offer a family by its name; none may be added."""
+
+
+def asks_for_a_family(module: Module) -> list[str]:
+    """Lines that use the class of a policy, or have the name of one in a text that is not a docstring."""
+    docs = {
+        id(node.body[0].value)
+        for node in module.nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    found = [
+        node.lineno
+        for node in module.nodes
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("uneven.policy.sync")
+        and FAMILIES & {alias.name for alias in node.names}
+    ]
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            found += [node.lineno for name in NAMED if _names(name, node.value)]
+    return [f"{module.name}:{line}" for line in sorted({*found})]
+
+
+def _names(name: str, text: str) -> bool:
+    whole = name not in OTHER_WORDS and text == name
+    chosen = rf"""(--sync |sync ?= ?['"]?|'bsp' or '){name}\b"""
+    return whole or text.startswith(f"{name}:") or re.search(chosen, text) is not None
+
+
 KNOWN = frozenset(module.name for module in modules())
 LIBRARY = tuple(module for module in modules() if module.name.split(".")[0] == "uneven")
 OURS = ("uneven", "uneven_bench")
@@ -307,6 +358,28 @@ def test_nobody_asks_which_merge_it_is_but_the_merges_themselves() -> None:
     assert {"Mean", "Add", "Elastic", "BlockMomentum"} <= SHIPPED_MERGES
     others = [module for module in modules() if not module.name.startswith("uneven.policy.merge.")]
     assert [wrong for module in others for wrong in asks_for_a_merge(module)] == []
+
+
+def test_no_file_but_those_of_policies_names_a_family() -> None:
+    others = [module for module in LIBRARY if not module.name.startswith("uneven.policy.sync")]
+    found = [line for module in others for line in asks_for_a_family(module)]
+    assert {line.partition(":")[0] for line in found} == {*WAYS_OUT}, found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from uneven.policy.sync import BSP, SyncPolicy",
+        "if name == 'diloco':\n    pass",
+        "inner = 'shadow:ma'",
+        "raise ConfigError(f\"{x}: use sync = 'local'\")",
+        "say('add --sync easgd:every=8')",
+    ],
+)
+def test_a_family_that_is_named_is_seen(text: str) -> None:
+    assert asks_for_a_family(Module("uneven.run.bad", text)) != []
+    good = '"""Not diloco."""\nfrom uneven.policy.sync import policies\nengine = "local"\nuse = "sync=\'bsp\'"'
+    assert asks_for_a_family(Module("uneven.run.good", good)) == []
 
 
 def test_files_stay_short() -> None:

@@ -19,6 +19,7 @@ from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds
 from uneven.policy.balance import balancers
+from uneven.policy.sync import exact
 
 if TYPE_CHECKING:
     from uneven.cluster.pure.describe.spec import ClusterSpec
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _WIDEST = 110
 _HELD = "\u00a0"
-_EXACT = ("bsp", "hierarchical")  # every step takes the gradient of one process
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +228,17 @@ def advice(page: PlanPage) -> list[str]:
         more = "" if gain is None else f" ({gain:.2f} ×)"
         text_lines.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
     syncs = [row.result.choice.sync for row in (carried, best) if row is not None]
-    loose = [sync for sync in syncs if sync.partition(":")[0] not in _EXACT]
+    loose = [sync for sync in syncs if not exact(sync, [node.site for node in page.spec.nodes])]
     if page.goal is None and loose:
         text_lines.append(
             f"Caution:  under {loose[0]} a model may need more samples than under bsp, and samples/s does not show it: "
             f"add --train digits to rank by the time to an accuracy."
         )
-        exact = next((row for row in page.plan.shown if row.result.choice.sync == "bsp"), None)
-        if exact is not None and exact.result.refused is None:
-            gain = speed_up(exact, page)
+        plain = next((row for row in page.plan.shown if row.result.choice.sync == "bsp"), None)
+        if plain is not None and plain.result.refused is None:
+            gain = speed_up(plain, page)
             more = "" if gain is None else f" ({gain:.2f} ×)"
-            balance = exact.result.choice.balance
+            balance = plain.result.choice.balance
             text_lines.append(f"Exact:    uneven run --balance {balance} SCRIPT{more}, the gradient of one process")
     return text_lines
 

@@ -230,7 +230,7 @@ def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
     the same errors. Raises ConfigError with an alternative."""
     settings, _ = run_config.merge(layers)
     source = {key: where for where, values in reversed(layers.items()) for key in values}
-    sync = settings.sync if "sync" in source else "shadow:ma"
+    sync = settings.sync if "sync" in source else None
     balance = settings.balance if "balance" in source else "even"
     wanted = balancers.resolve(balance).made_for
     # A single worker has nothing to share; its session warns about a balancer from a file that is for others.
@@ -241,7 +241,7 @@ def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
             f"give one share per worker, or start {wanted}"
         )
     senseless = threaded(sync, balance, settings.threads, workers or 2)
-    if "sync" in source and "balance" in source:
+    if sync is not None and "balance" in source:
         senseless = senseless or compatible(sync, balance) or unheeded(sync, balance)
     if senseless:
         raise ConfigError(senseless)

@@ -215,9 +215,9 @@ def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> F
 
 def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
     from uneven.policy.balance import Even
-    from uneven.policy.sync import BSP
+    from uneven.policy.sync import policies
 
-    return _timed(replace(scenario, balancer=Even(), policy=BSP()), lesson, None)
+    return _timed(replace(scenario, balancer=Even(), policy=policies.resolve("bsp")), lesson, None)
 
 
 def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:

@@ -18,7 +18,7 @@ from uneven.cluster.virtual.virtual_training import Training
 from uneven.cluster.virtual.virtual_visits import VirtualVisits
 from uneven.errors import ConfigError
 from uneven.policy.core.records import Record
-from uneven.policy.sync import Scout, check_momentum
+from uneven.policy.sync import check_momentum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,11 @@ def train(
     sgd = Sgd(task, homes or SampleOrder(task.samples, scenario.seed), board.losses)
     check_momentum(scenario.policy, task.momentum, len({node.site for node in scenario.spec.nodes}))
     visits = None
-    if isinstance(scenario.policy, Scout):
+    if (tuned := scenario.policy.tuned) is not None:
         if homes is None:
             raise ConfigError(f"{scenario.policy!r} compares models at home and away: give train() the samples' homes")
         traffic = traffic or ModelTraffic(homes.sites)
-        visits = VirtualVisits(scenario.policy, task, homes, traffic, scenario.seed)
+        visits = VirtualVisits(tuned, task, homes, traffic, scenario.seed)
     training = Training(sgd, evaluated=scenario.policy.evaluated, board=board, visits=visits, traffic=traffic)
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)

@@ -1,4 +1,4 @@
-"""Evaluations of models at other sites in virtual time, for the policy ``Scout``."""
+"""Evaluations of models at other sites in virtual time, for policies that they tune."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from uneven.cluster.virtual.homes import HomeOrder
 from uneven.cluster.virtual.task import LearningTask
 from uneven.cluster.virtual.virtual_traffic import ModelTraffic
-from uneven.policy.sync import Scout
+from uneven.policy.sync import TunedPolicy
 
 
 class VirtualVisits:
@@ -20,7 +20,9 @@ class VirtualVisits:
     It takes no virtual time; the bytes of the models count.
     """
 
-    def __init__(self, policy: Scout, task: LearningTask, homes: HomeOrder, traffic: ModelTraffic, seed: int) -> None:
+    def __init__(
+        self, policy: TunedPolicy, task: LearningTask, homes: HomeOrder, traffic: ModelTraffic, seed: int
+    ) -> None:
         self._policy = policy
         self._task = task
         self._homes = homes

@@ -14,8 +14,10 @@ from uneven.policy.sync.compatibility import (
     carried,
     check_momentum,
     compatible,
+    exact,
     pace_of,
     refused,
+    seldom,
     served,
     unheeded,
     unsited,
@@ -32,7 +34,7 @@ from uneven.policy.sync.scout import Scout
 from uneven.policy.sync.shadow import Shadow
 from uneven.policy.sync.shuffle import Shuffle, ds_sync
 from uneven.policy.sync.sparse import LargestEntries, SparseLocal
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, TunedPolicy, WrappingPolicy, policies
 from uneven.policy.sync.threaded import threaded
 
 policies.register("bsp", BSP)
@@ -85,6 +87,7 @@ __all__ = [
     "Sites",
     "SparseLocal",
     "SyncPolicy",
+    "TunedPolicy",
     "WrappingPolicy",
     "asks_ahead",
     "by_server",
@@ -92,6 +95,7 @@ __all__ = [
     "check_momentum",
     "compatible",
     "ds_sync",
+    "exact",
     "first_plans",
     "groupings",
     "in_groups",
@@ -99,6 +103,7 @@ __all__ = [
     "pace_of",
     "policies",
     "refused",
+    "seldom",
     "served",
     "threaded",
     "unheeded",

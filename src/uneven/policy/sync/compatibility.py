@@ -5,6 +5,8 @@ Functions that take names raise ``UnknownNameError`` for an unknown one and ``Co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from uneven.policy.balance import Balancer, Even, balancers
 from uneven.policy.core.actions import (
     Add,
@@ -20,6 +22,7 @@ from uneven.policy.core.actions import (
 )
 from uneven.policy.core.registry import describe
 from uneven.policy.sync._parts import Members
+from uneven.policy.sync.bsp import bsp_plan
 from uneven.policy.sync.geo import Geo
 from uneven.policy.sync.outlook import first_plans
 from uneven.policy.sync.stability import check_lead
@@ -95,6 +98,20 @@ def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
         if isinstance(policy, Geo):
             check_lead(policy.lead, momentum, sites)
         policy = policy.inner
+
+
+def exact(policy: str | SyncPolicy, sites: Sequence[str]) -> bool:
+    """Return whether every step takes the gradient of one process, for workers at these sites."""
+    members = tuple(range(len(sites)))
+    plans = first_plans(policies.resolve(policy), members, dict(enumerate(sites)))
+    return all(plan == bsp_plan(members) for plan in plans)
+
+
+def seldom(sync: str, *, apart: bool) -> str:
+    """Return a policy that exchanges less often than ``sync``; "" if that one can itself, with a greater ``every``."""
+    if sync == "bsp":
+        return "local:every=8"
+    return "easgd:every=8" if apart and "every" not in sync else ""
 
 
 def served(plan: StepPlan) -> bool:

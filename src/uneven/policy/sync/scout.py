@@ -112,6 +112,10 @@ class Scout(WrappingPolicy):
         return self._policies[self._in_force[bisect_right(self._since, view.clock) - 1]].plan(view)
 
     @property
+    def tuned(self) -> Scout:
+        return self
+
+    @property
     def setting(self) -> Setting:
         return self.settings[self._in_force[-1]]
 

@@ -32,6 +32,8 @@ class Shadow(WrappingPolicy):
             processor exchanges are rarer. 1 never pauses, as in the paper, whose machines had spare processors.
     """
 
+    tried = ("easgd", "ma")
+
     def __init__(
         self,
         inner: str | SyncPolicy = "easgd",

@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from uneven.policy.core.actions import Payload, StepPlan
 from uneven.policy.core.forward import forwarded
@@ -36,6 +36,24 @@ class Facts:
     waits: str
     stale: str
     lost_when_one_dies: str
+
+
+class TunedPolicy(Protocol):
+    """A policy that is tuned by the accuracy that models lose at other sites.
+
+    Every ``period`` steps each site scores its own model on ``sample`` of its samples, and one that ``judge`` names.
+    ``heard`` takes the result and returns the next setting of the ``knob``.
+    """
+
+    period: int
+    sample: int
+    judge: str
+    knob: str
+
+    @property
+    def setting(self) -> int | float: ...
+
+    def heard(self, clock: int, *, loss: float, share: float) -> int | float: ...
 
 
 class SyncPolicy(ABC):
@@ -78,6 +96,11 @@ class SyncPolicy(ABC):
         """The policy's facts, or None if it states none; some wrappers do not accept such a policy."""
         return None
 
+    @property
+    def tuned(self) -> TunedPolicy | None:
+        """The policy itself if visits of models tune it, otherwise None."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that must survive a restart, as plain JSON-able data."""
         return {}
@@ -104,11 +127,15 @@ class WrappingPolicy(SyncPolicy):
     Args:
         inner: a policy or its name.
 
+    Attributes:
+        tried: the policies inside with which ``uneven plan`` tries this one; empty for the default only.
+
     Raises:
         UnknownNameError: no such policy.
         ConfigError: the specification cannot be parsed.
     """
 
+    tried: ClassVar[tuple[str, ...]] = ()
     evaluated: Evaluated = forwarded()
 
     def __init__(self, inner: str | SyncPolicy) -> None:

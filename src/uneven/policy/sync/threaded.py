@@ -9,13 +9,17 @@ from uneven.policy.sync.outlook import first_plans
 from uneven.policy.sync.sync_policy import Facts, SyncPolicy, policies
 
 
-def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:
-    """Return why this policy or balancer does not work with several threads per worker; None if it does."""
+def threaded(policy: str | SyncPolicy | None, balancer: str | Balancer, threads: int, workers: int) -> str | None:
+    """Return why this policy or balancer does not work with several threads per worker; None if it does.
+
+    A policy of None is not chosen yet.
+    """
     if threads == 1:
         return None
-    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
-    exchanges = [one for plan in first_plans(agreeing, tuple(range(workers)), {}) for one in plan.exchanges]
-    facts = agreeing.facts
+    agreeing, splitting = None if policy is None else policies.resolve(policy), balancers.resolve(balancer)
+    plans = () if agreeing is None else first_plans(agreeing, tuple(range(workers)), {})
+    exchanges = [one for plan in plans for one in plan.exchanges]
+    facts = None if agreeing is None else agreeing.facts
     said = f"sync = {describe(policy)} with threads = {threads}"
     beside = all(one.moment is Moment.BACKGROUND and one.payload is Payload.PARAMETERS for one in exchanges)
     if any(one.via is Via.SERVER for one in exchanges) and not beside:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.policy.sync import Scout
+from uneven.policy.sync import TunedPolicy
 from uneven.run.context.context import Context
 from uneven.run.lines.line import Line
 from uneven.run.lines.traffic import TrafficBook
@@ -36,9 +36,9 @@ class Visits(Part):
 
     def __init__(self, score: Callable[[nn.Module], float]) -> None:
         self._score = score
-        self._policy: Scout | None = None
+        self._policy: TunedPolicy | None = None
 
-    def bind(self, policy: Scout, sites: dict[int, str], book: TrafficBook) -> None:
+    def bind(self, policy: TunedPolicy, sites: dict[int, str], book: TrafficBook) -> None:
         """Connect the policy that receives the results, the sites of the workers, and the traffic counts."""
         self._policy = policy
         self._book = book
@@ -119,20 +119,20 @@ class Visits(Part):
 def bind_visits(context: Context, parts: Sequence[Part]) -> None:
     """Connect the visits to the policy; raises ConfigError if one is there without the other."""
     visits = [one for one in parts if isinstance(one, Visits)]
-    policy = context.policy
-    if isinstance(policy, Scout) and not visits:
+    policy, tuned = context.policy, context.policy.tuned
+    if tuned is not None and not visits:
         raise ConfigError(
             f"sync = {policy!r} has to hear what models lose at other sites: give the session a function that says how "
             f"well a model does on samples of its own site, Session(parts=[uneven.Visits(score)]), or name the policy "
             f"inside alone"
         )
-    if isinstance(policy, Scout) and context.participants.changes:
+    if tuned is not None and context.participants.changes:
         raise ConfigError(
             f"sync = {policy!r} in an elastic run: visits go round among sites that stay; leave out --elastic"
         )
     for one in visits:
-        if not isinstance(policy, Scout):
+        if tuned is None:
             raise ConfigError(
                 f"uneven.Visits under sync = {policy!r}, which does not ask for them: use sync='scout:geo'"
             )
-        one.bind(policy, context.sites, context.connection.traffic)
+        one.bind(tuned, context.sites, context.connection.traffic)

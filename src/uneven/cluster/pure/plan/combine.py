@@ -12,7 +12,6 @@ from uneven.policy.sync import SyncPolicy, compatible, policies
 
 _CLOCKS = (64, 256)  # steps over which the plans of two policies are compared, at least and at most
 _RANKS = 32  # workers whose plans are compared, at most
-SHADOWED = ("easgd", "ma")  # policies inside a shadow, if all policies are requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,9 @@ class LeftOut:
 
 
 def default_syncs() -> tuple[str, ...]:
-    """Return all registered policies, with their default options."""
-    plain = tuple(name for name in policies if name != "shadow")
-    return plain + tuple(f"shadow:{inner}" for inner in SHADOWED if "shadow" in policies)
+    """Return all registered policies with their defaults, and wrappers with each policy that they name for it."""
+    tried = ((name, getattr(maker, "tried", ())) for name, maker in policies.items())
+    return tuple(spec for name, inners in tried for spec in ([f"{name}:{one}" for one in inners] or [name]))
 
 
 def combinations(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from uneven.journal.pure.summary import Summary
 from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.pure.text import count, parts_of, percent
+from uneven.policy.sync import seldom
 
 # Our thresholds. Speeds within a factor of _EQUAL count as equal. Below the three shares of the time nothing needs to
 # change. Shares follow the speeds after _SETTLED iterations, or at _NEAR of the limit. _LITTLE is a part of an equal
@@ -33,19 +34,17 @@ def advice(total: Summary, settings: Mapping[str, object]) -> str:
     if len(total.workers) < 2 or not total.iterations or not speeds:
         return ""
     sync, balance = str(settings.get("sync", "bsp")), str(settings.get("balance", "lb-bsp"))
-    seldom = f"exchange less often, with a greater `every` in `--sync {sync}`"
-    if sync == "bsp":
-        seldom = "average less often, with `--sync local:every=8`"
-    elif total.apart and "every" not in sync:
-        seldom = "exchange less often, with `--sync easgd:every=8`"
+    rarer = f"exchange less often, with a greater `every` in `--sync {sync}`"
+    if other := seldom(sync, apart=total.apart):
+        rarer = f"{'average' if sync == 'bsp' else 'exchange'} less often, with `--sync {other}`"
     if total.data_share >= _LOADING:
         return f"loading data takes {percent(total.data_share)} of the time: give session.loader more num_workers"
     if total.communicate_share >= _COMMUNICATING:
-        return f"communication takes {percent(total.communicate_share)} of the time: {seldom}"
+        return f"communication takes {percent(total.communicate_share)} of the time: {rarer}"
     waits, unequal = f"workers wait {percent(total.wait_share)} of their time", speeds[-1] / speeds[0]
     if total.wait_share >= _WAITING and not total.apart:
         if not balance.startswith(("even", "static")):
-            return _held_up(total, seldom)
+            return _held_up(total, rarer)
         if unequal >= _EQUAL:
             return f"{waits}, and the fastest computes {unequal:.1f} × as fast as the slowest: use `--balance lb-bsp`"
     if unequal < _EQUAL:
@@ -53,7 +52,7 @@ def advice(total: Summary, settings: Mapping[str, object]) -> str:
     return f"{waits}: nothing to change"
 
 
-def _held_up(total: Summary, seldom: str) -> str:
+def _held_up(total: Summary, rarer: str) -> str:
     """Return the advice if the others wait for one worker although shares follow the speeds."""
     if total.fraction_of_limit >= _NEAR:  # by the median step: the waits occurred in the first steps
         reached = percent(total.fraction_of_limit)
@@ -64,5 +63,5 @@ def _held_up(total: Summary, seldom: str) -> str:
     waits = f"the others wait {percent(sum(one.wait_share for one in others) / len(others))} of their time"
     if slow.samples <= _LITTLE * sum(one.samples for one in total.workers) / len(total.workers):
         least = f"rank {slow.rank} has the least share, {slow.samples / slow.steps:.0f}, and {waits} for it"
-        return f"{least}: leave it out, or raise the global batch, or {seldom}"
-    return f"{waits}, because speeds change faster than shares follow: {seldom}"
+        return f"{least}: leave it out, or raise the global batch, or {rarer}"
+    return f"{waits}, because speeds change faster than shares follow: {rarer}"
