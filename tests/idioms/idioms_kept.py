@@ -21,17 +21,19 @@ from idiom_base import (
     Either,
     Refused,
     Unfit,
+    X,
     apart,
     at_own_pace,
     idiom,
     mlp,
+    sgd,
     started,
     step,
     tensors,
 )
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, StackDataset, TensorDataset
 
 LOOPS = "Batches used again, second loops"
 
@@ -248,7 +250,7 @@ def nested(session: Any) -> nn.Module:
 
 @idiom("a second loader with a `DistributedSampler`, equal parts of other samples in the same step", LOOPS,
        whole=False, by=apart("replicas take steps of their own"),
-       expect=Differs("weighted by the parts of the first", warns="a DistributedSampler begins inside"))  # fmt: skip
+       expect=Differs("weighted by the parts of the first", warns="a DistributedSampler is read inside"))  # fmt: skip
 def second_loader(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     other = TensorDataset(tensors()[0])
@@ -257,6 +259,21 @@ def second_loader(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for (x, y), (u,) in zip(loader, unlabelled, strict=False):
             loss = F.cross_entropy(model(x), y) + 0.5 * model(u).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("two data sets in one loader (torch's `StackDataset`)", LOOPS)
+def stacked(session: Any) -> nn.Module:
+    model = mlp()
+    model, optimizer = session.setup(model, sgd(model))
+    x, y = tensors()
+    loader = session.loader(StackDataset(x, y, x.flip(0)), X)
+    for _ in range(EPOCHS):
+        for a, b, u in loader:
+            loss = F.cross_entropy(model(a), b) + 0.5 * model(u).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

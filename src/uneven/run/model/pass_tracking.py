@@ -3,13 +3,16 @@
 Another library may average its gradients (a ``DistributedDataParallel`` around it), shard its parameters
 (``fully_shard``), or add parameters. A wrapper shows in a forward pass, at the cost of reading one attribute; the
 model itself is checked once an epoch.
+
+A ``DistributedSampler`` gives each worker an equal part of a second data set, but the gradient weights them as the
+parts of the session's batch. It shows in a training pass on other tensors than the loader's, after a sampler was read.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain
@@ -53,11 +56,17 @@ class ModelWatch:
 
     _midway = 0  # number of watched models that are mid-epoch now
 
-    def __init__(self, model: nn.Module, warn: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        warn: Callable[[str], None] = lambda text: None,
+        weighted: Callable[[Any], bool] = lambda arguments: True,  # whether a pass gets the right weight
+    ) -> None:
         self.epoch = -1
         self._warn = warn
+        self._weighted = weighted
         self._within = False  # whether mid-epoch
-        self._sampled = False  # whether a DistributedSampler was reported
+        self._sampled = False  # whether a DistributedSampler was read mid-epoch, and no pass has used its samples yet
         self._tried = False
         # A finalizer of the session holds this object, so nothing here may refer to the session, as the model and the
         # parameters do by their hooks.
@@ -69,15 +78,16 @@ class ModelWatch:
         self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel without these parameters
         called = parts_called(model)
         hook = ModelHook(self._before_forward)
-        handles = [one.register_forward_pre_hook(hook, prepend=True) for one in called]
+        handles = [one.register_forward_pre_hook(hook, prepend=True, with_kwargs=True) for one in called]
         self._undo = [*(one.remove for one in handles), keep_out_of_copies(model)]
         self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last check
         _see_steps()
-        _see_samplers()
         _open.add(self)
+        _see_samplers()
 
     def close(self) -> None:
         _open.discard(self)
+        _see_samplers()
         self._enter(False)
         for undo in self._undo:
             undo()
@@ -110,19 +120,26 @@ class ModelWatch:
             check_optimizer(optimizer, self._find)
         self._groups[optimizer] = count
 
-    def before_sampling(self) -> None:
-        # Mid-epoch and with gradients, the samples of a DistributedSampler train the model too.
-        if self._within and torch.is_grad_enabled() and not self._sampled:
-            self._sampled = True
+    def sampled(self) -> None:
+        """Note that a DistributedSampler is read, perhaps in order to train."""
+        self._sampled |= self._within and torch.is_grad_enabled()
+
+    def _look_at_samples(self, training: bool, arguments: Any) -> None:
+        """Warn once if a pass trains on the samples of a DistributedSampler."""
+        if self._tried or not (training and torch.is_grad_enabled()):
+            self._sampled = False  # they are evaluated on
+        elif not self._weighted(arguments):
+            self._sampled, self._weighted = False, lambda arguments: True
             self._warn(
-                "a DistributedSampler begins inside the loop over the session's loader. It gives equal parts, and the "
-                "gradient weights them as the parts of the session's batch. Read the same samples on every worker with "
-                "a DataLoader of torch's own, see docs/how-to/what-works.md"
+                "a DistributedSampler is read inside the loop over the session's loader, and the model trains on other "
+                "samples than the loader's. The sampler gives equal parts, and the gradient weights them as the parts "
+                "of the session's batch. Give both data sets to one session.loader, as torch's StackDataset, or read "
+                "the same samples on every worker, see docs/how-to/what-works.md"
             )
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Allow steps inside that are only tried, on batches of no loader."""
+        """Allow passes inside that are evaluations, or steps that are only tried, on batches of no loader."""
         self._tried = True
         try:
             yield
@@ -176,12 +193,14 @@ class ModelWatch:
                 )
                 return
 
-    def _before_forward(self, model: nn.Module, args: Any) -> None:
+    def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         around = DistributedDataParallel._active_ddp_module
         if around is not None and (self._innocent is None or self._innocent() is not around):
             self._refuse_around(around)
         if self.epoch < 0 and ModelWatch._midway and not self._tried:
             self._refuse_batch_of_another()
+        if self._sampled:
+            self._look_at_samples(model.training, (args, kwargs))
 
     def _refuse_around(self, around: nn.Module) -> None:
         if self.shares(around) is not None:
@@ -235,14 +254,22 @@ def _some(names: list[str]) -> str:
     return f"parameter {names[0]}" if len(names) == 1 else f"parameters {', '.join(names[:3])}{' …' * (len(names) > 3)}"
 
 
-@cache
+_plain_samplers = DistributedSampler.__iter__
+
+
 def _see_samplers() -> None:
-    # torch has no hook here, so the method is replaced, once a process.
-    plain = DistributedSampler.__iter__
+    # torch has no hook here, so the method is replaced while a session is open.
+    if DistributedSampler.__iter__ in (_plain_samplers, _watched_samplers):
+        DistributedSampler.__iter__ = _watched_samplers if _open else _plain_samplers  # type: ignore[method-assign]
 
-    def begins(sampler: DistributedSampler[Any]) -> Iterator[Any]:
+
+def _watched_samplers(sampler: DistributedSampler[Any]) -> Iterator[Any]:
+    indices = _plain_samplers(sampler)
+    return indices if sampler.num_replicas == 1 else _reported(indices)
+
+
+def _reported(indices: Iterable[Any]) -> Iterator[Any]:
+    for index in indices:
         for watch in tuple(_open):
-            watch.before_sampling()
-        return plain(sampler)
-
-    DistributedSampler.__iter__ = begins  # type: ignore[method-assign]
+            watch.sampled()
+        yield index

@@ -212,6 +212,14 @@ class InFlightBatches:
         if found.samples is not None and self.fewer is not None and found.turn is not None:
             self.fewer(found.samples, found.turn)
 
+    def holds(self, arguments: Any) -> bool:
+        """Return whether a pass's arguments are batches of the loader: in their memory, or as large as the newest."""
+        like = {one.shape for one in tensors_in(self._newest and self._newest.batch)}
+        return all(
+            one.shape in like or any(held.is_in([one]) for held in self._open) or bool(self._earlier([one]))
+            for one in tensors_in(arguments)
+        )
+
     def asked(self) -> None:
         """Check the thread that requests the next batch; raises TrainingError as :meth:`forward` does."""
         if get_ident() != self._home and self._home and self._passed < len(self._open):

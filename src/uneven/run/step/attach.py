@@ -146,7 +146,8 @@ def attach(
     undo.add(keep_out_of_copies(model))
     alone = len(context.members) == 1
     warn = partial(context.scribe.event, "gradients", warn=context.scribe.speaks)
-    watched = partial(ModelWatch, warn=warn) if gradients.carrier is not None else ModelWatch
+    weighted = partial(_weighted_rightly, hands, counting, context)
+    watched = partial(ModelWatch, warn=warn, weighted=weighted) if gradients.carrier is not None else ModelWatch
     watch = Unwatched() if alone or sharded else watched(model)
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)
@@ -171,6 +172,12 @@ def _no_shards(context: Context, out: Outlook) -> str:
             f"model; use sync='bsp'"
         )
     return ""
+
+
+def _weighted_rightly(hands: InFlightBatches, counting: PassCounts, context: Context, arguments: Any) -> bool:
+    """Return whether a pass, perhaps on equal parts of other samples, gets the weight that is right for it."""
+    equal = hands.newest is not None and hands.newest.weight == 1 / len(context.members)
+    return equal or counting.counted or hands.holds(arguments)  # a script that counts weights its samples itself
 
 
 def _ready(parts: Parts, hands: InFlightBatches, *step: object) -> None:

@@ -165,7 +165,7 @@ class StepLoop:
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         self.reports.books.meter.interrupted()
-        with self.model.agreement.evaluated(), self.parts.evaluated():
+        with self.model.agreement.evaluated(), self.parts.evaluated(), self.model.watch.trying():
             yield
 
     def current_shares(self) -> tuple[int, ...]:
