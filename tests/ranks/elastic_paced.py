@@ -40,7 +40,7 @@ def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> Non
         if not elastic.beside:
             return []
         assert own.noted == own.exchanges, "another merge than the one that was noted"
-        return [zlib.crc32(elastic.merging._replica.merged.numpy().tobytes())]
+        return [zlib.crc32(elastic.merging._replica.for_newcomers().numpy().tobytes())]
 
     def die(kind: str) -> None:
         if f"{kind}@{worker}:{updates[0]}" in faults:

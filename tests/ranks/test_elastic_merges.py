@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from test_elastic import HERE, await_door, free_port, run
 
 from uneven.policy.core.views import SyncView
-from uneven.policy.merge import Merge
+from uneven.policy.merge import Combined, Merge
 from uneven.policy.sync import policies
 
 pytestmark = pytest.mark.timeout(200)
@@ -114,27 +114,40 @@ def replayed(log: Log, merge: Merge) -> torch.Tensor:
     """What one process makes of the same steps and merges."""
     workers = {one: Played() for one in range(4)}
     kept: Any = merge.begin(workers[0].read())
+    central = merge.combined is Combined.CENTRE
     outcome = workers[0].read()
     for number, (_, those) in log.merges.items():
         for one, (at, donor) in log.joins.items():
             if at == number:
                 workers[one] = workers[donor].copy()
+                if central:
+                    workers[one].write(outcome)
         total, weights = torch.zeros_like(outcome), 0.0
         for one in those:
             for _, _, ids in log.in_merge(one, number):
                 workers[one].step(ids)
             weight = max(merge.weight(workers[one].samples), 2.0**-40)
-            total, weights = total + weight * workers[one].read(), weights + weight
-        kept, outcome = merge.combine(kept, total / weights, weights)
+            given = merge.contribute(workers[one].read(), kept)
+            total, weights = total + weight * given, weights + weight
+            if central:
+                workers[one].write(workers[one].read() - given)
+        kept, outcome = merge.combine(kept, total if central else total / weights, weights)
         for one in those:
-            workers[one].write(outcome)
+            if not central:
+                workers[one].write(outcome)
             workers[one].samples = 0
     return outcome
 
 
 @pytest.mark.parametrize(
     "sync",
-    ["local:every=7", "ma:every=7,by_samples=false", "bmuf:every=7,momentum=0.5", "diloco:every=7"],
+    [
+        "local:every=7",
+        "ma:every=7,by_samples=false",
+        "bmuf:every=7,momentum=0.5",
+        "diloco:every=7",
+        "easgd:together=true,every=7,alpha=0.2",
+    ],
 )
 def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
     """Worker 2 dies before a merge; 1 after one that 0 has not completed, the last of an epoch; 4 joins; 3 leaves."""

@@ -52,9 +52,9 @@ def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> 
     return (plan for _, plan in _first_plans(policy, members, sites))
 
 
-def in_groups(policy: SyncPolicy) -> bool:
-    """Return whether workers exchange in groups instead of all together."""
-    members = tuple(range(_TRIED))
+def in_groups(policy: SyncPolicy, most: int) -> bool:
+    """Return whether some of at most ``most`` workers exchange in groups instead of all together."""
+    members = tuple(range(max(2, most)))
     sites = {one: str(one % 2) for one in members}
     plans = first_plans(policy, members, sites)
     return any(one.members != members or bool(one.parties) for plan in plans for one in plan.exchanges)

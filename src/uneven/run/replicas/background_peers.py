@@ -44,13 +44,3 @@ class BackgroundPeers(PeerAggregator):
         if evaluating:
             self._elastic.quiet()
         self._elastic.rest()
-
-    def for_newcomers(self) -> Tensor | None:
-        return self._replica.merged
-
-    def take_over(self, replica: Tensor | None, clock: int) -> bool:
-        assert replica is not None
-        self._replica.flat.write(replica)
-        self._replica.merged = replica
-        self._replica.begin()
-        return True

@@ -219,6 +219,15 @@ class PeerAggregator(Aggregator):
         at = None if place is None else StepPosition(*place, clock, shows=True)
         return self._replica.mean(partial(self._sum, self.lines.waited, clock, at=at), everybody)
 
+    def for_newcomers(self) -> Tensor | None:
+        return self._replica.for_newcomers()
+
+    def take_over(self, replica: Tensor | None, clock: int) -> bool:
+        if replica is None:
+            return False
+        self._replica.take_over(replica)
+        return True
+
     def close(self, failed: bool) -> None:
         """Close the lines."""
         entries, self.entries = self.entries, None

@@ -200,6 +200,19 @@ class Replica:
     def keep_merged(self) -> None:
         self._keeps_merged = True
 
+    def for_newcomers(self) -> Tensor | None:
+        """Return the vector that a newcomer begins with, shape (size,); None if it is any member's replica."""
+        if self._merge is not None and self._merge.combined is Combined.CENTRE:
+            return self.centre
+        return self.merged
+
+    def take_over(self, start: Tensor) -> None:
+        """Begin as a newcomer with :meth:`for_newcomers` of another worker."""
+        self.flat.write(start)
+        if self._keeps_merged:
+            self.merged = start
+        self.begin()
+
     @property
     def centre(self) -> Tensor:
         """The point that the replicas last started from, shape (size,), if it was announced."""

@@ -157,7 +157,7 @@ def exchanging(
     replica = _replica(context, model)
     # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
     thread = BackgroundThread(PATIENCE_S if served else min(PATIENCE_S, context.config.timeout_s / 2))
-    ledger = StepLedger(StepPlans(*who, grouped=there.changes and in_groups(context.policy)), served=served)
+    ledger = StepLedger(StepPlans(*who, grouped=there.changes and in_groups(context.policy, there.most)), served=served)
     how: dict[str, Any] = {"observer": observer, "on_record": context.scribe.write}
     aggregator: PeerAggregator | ServerAggregator
     if served and own_pace is not None:

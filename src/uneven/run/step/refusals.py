@@ -61,7 +61,7 @@ def check_attached(
 
 def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig) -> None:
     """Raise ConfigError, with the remedy, if workers cannot leave and join under these settings."""
-    if why := _not_in_a_row(policy):
+    if why := _not_in_a_row(policy, elastic.most):
         why = f"sync = {describe(policy)}: {why}"
     elif balancer.made_for is not None:
         why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
@@ -76,9 +76,10 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
         )
 
 
-def _not_in_a_row(policy: SyncPolicy) -> str:
-    """Return why the exchanges of a policy cannot be repaired after the loss of a worker; "" if they can."""
-    members = tuple(range(_TRIED))
+def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
+    """Return why the exchanges of a policy cannot be repaired after the loss of one of ``most`` workers; "" if they
+    can. Raises ConfigError if the policy does not support so many."""
+    members = tuple(range(max(2, most)))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
         if one.select is not None:
@@ -94,12 +95,9 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
                 f"{type(one.merge).__name__} among some of the workers, which keeps something that a newcomer could "
                 f"not be given, or counts by another thing than samples"
             )
-        if one.merge.combined is not Combined.MEAN:
-            return "replicas stay apart, so there is none that a newcomer could begin with"
+        if one.merge.combined is Combined.SUM:
+            return f"{type(one.merge).__name__}, a sum of which only a server keeps the total"
     return ""
-
-
-_TRIED = 6  # workers in two sites for the policy's trial plans: more than one group has
 
 
 def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:

@@ -37,13 +37,15 @@ def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: i
         "shuffle",
         "shuffle:groups=random,size=3:ma:every=4",
         "hierarchical",
+        "easgd:together=true",
+        "easgd:together=true,alpha=0.5",
     ],
 )
 def test_carried(sync: str) -> None:
     refuse(sync)
 
 
-@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3"])
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3", "shadow:easgd:together=true"])
 def test_carried_beside_the_training(sync: str) -> None:
     refuse(sync, balance="even")
     assert elastic_kind(policies.resolve(sync)) is BesideElastic
@@ -62,16 +64,19 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("topk", "has moved and not sent yet"),
         ("geo", "has moved and not sent yet"),
         ("geo:ssp", "has moved and not sent yet"),
-        ("shadow:easgd:together=true", "replicas stay apart"),
         ("diloco:fragments=2", "exchanged in pieces"),
         ("diloco:delay=2", "exchanged in pieces"),
         ("decoupled", "no merge has taken in yet"),
-        ("easgd:together=true", "replicas stay apart"),
     ],
 )
 def test_refused_with_the_reason(sync: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         refuse(sync)
+
+
+def test_a_policy_that_most_workers_would_break_is_refused_before_they_come() -> None:
+    with pytest.raises(ConfigError, match="alpha = 0.6 with 4 workers together would throw the centre beyond them"):
+        refuse("easgd:together=true,alpha=0.6")
 
 
 def test_other_reasons() -> None:
