@@ -278,6 +278,12 @@ class StepLedger:
             return self.clock % self._group_every == 0
         return self._waits_for_all
 
+    def stops(self, plan: StepPlan, ahead: int) -> bool:
+        """Return whether the replica changes after a step that begins with ``ahead`` steps under way: an exchange, or a
+        delayed outcome. No thread may step then."""
+        enters = self._under_way and self.clock + ahead + 1 >= self.due
+        return enters or any(one.moment is Moment.STEP for one in plan.exchanges)
+
     def groups(self) -> Meeting | None:
         """Return the groups that average gradients in the current step; None means all members together."""
         return self.plans.groups(self.clock, Payload.GRADIENT)

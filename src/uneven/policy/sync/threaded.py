@@ -21,7 +21,7 @@ def threaded(policy: str | SyncPolicy | None, balancer: str | Balancer, threads:
     exchanges = [one for plan in plans for one in plan.exchanges]
     facts = None if agreeing is None else agreeing.facts
     said = f"sync = {describe(policy)} with threads = {threads}"
-    beside = all(one.moment is Moment.BACKGROUND and one.payload is Payload.PARAMETERS for one in exchanges)
+    beside = all(one.moment is Moment.BACKGROUND for one in exchanges)
     if any(one.via is Via.SERVER for one in exchanges) and not beside:
         return (
             f"{said}: each of its steps goes through a parameter server, and the threads of a worker do not step "
@@ -36,11 +36,6 @@ def threaded(policy: str | SyncPolicy | None, balancer: str | Balancer, threads:
             f"{said}: it averages gradients of all workers in one step, and the threads of a worker do not step "
             f"together; use sync = {_of_parameters(facts)!r} or, so that no worker waits, sync = 'shadow:ma', or "
             f"threads = 1"
-        )
-    if any(one.delay for one in exchanges):
-        return (
-            f"{said}: what an exchange comes to enters after one step, which threads side by side take at no one "
-            f"moment; leave the delay out, or take threads = 1"
         )
     if splitting.adapts:
         return (

@@ -169,14 +169,20 @@ class ReplicaSync(NoSync):
             self.aggregator.through(part.epoch + 1)
         return self.ledger.met or entered
 
+    def enter(self, part: Portion, ahead: int) -> bool:
+        """Prepare for a batch of one of several threads, with ``ahead`` steps under way. Return whether the next one
+        must wait for all of them."""
+        self.open()
+        plan, new_epoch = self.plan(ahead), part.epoch != self._epoch
+        self._epoch = part.epoch
+        self.aggregator.follow(part, plan, new_epoch)
+        return self.ledger.stops(plan, ahead)
+
     def over(self, part: Portion) -> None:
         """Count a step that may have overlapped with others of this worker; plans are those of the counted steps."""
         plan = self.plan()
         if plan is not self.ledger.plan:
             self.ledger.take(plan)
-        if part.epoch != self._epoch:
-            self._epoch = part.epoch
-            self.aggregator.through(part.epoch)
         self.after(part, leaving=False)
 
     def _free_for(self, exchange: Exchange) -> bool:

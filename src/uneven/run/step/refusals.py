@@ -78,7 +78,7 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
 
 def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
     """Return why the exchanges of a policy cannot be repaired after the loss of one of ``most`` workers; "" if they
-    can. Raises ConfigError if the policy does not support so many."""
+    can. Raises ConfigError if the policy does not support this number."""
     members = tuple(range(max(2, most)))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):

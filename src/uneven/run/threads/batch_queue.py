@@ -2,8 +2,8 @@
 
 Threads take batches in the order of the samples and finish them in any order. Three things stop all threads:
 
-* an exchange after a step: no further batch is taken until all steps up to it have finished; the thread that finishes
-  last runs the exchange while the others wait;
+* an exchange after a step, or a delayed outcome that enters: no further batch is taken until all steps up to it have
+  finished; the thread that finishes last runs the exchange while the others wait;
 * a pause: one thread has the replica to itself while the others are between two steps;
 * the end: a thread has failed or was interrupted, and all threads leave at their next batch.
 """
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from uneven.errors import TrainingError
-from uneven.policy.core.actions import Moment
 from uneven.policy.samples.order import Portion
 from uneven.run.replicas.replica_sync import ReplicaSync
 
@@ -78,9 +77,7 @@ class BatchQueue:
         """Open the step and return whether this worker has samples in it; a step without any finishes immediately."""
         with self._lock:
             if self._agreement is not None:
-                self._agreement.open()
-                plan = self._agreement.plan(ahead=len(self._in_hand))
-                self._due = any(one.moment is Moment.STEP for one in plan.exchanges)
+                self._due = self._agreement.enter(part, ahead=len(self._in_hand))
             self._in_hand[thread] = part
             if part.batch(self._rank) > 0:
                 self.handed.append(part.iteration)

@@ -45,7 +45,9 @@ def test_carried(sync: str) -> None:
     refuse(sync)
 
 
-@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3", "shadow:easgd:together=true"])
+@pytest.mark.parametrize(
+    "sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3", "shadow:easgd:together=true"]
+)
 def test_carried_beside_the_training(sync: str) -> None:
     refuse(sync, balance="even")
     assert elastic_kind(policies.resolve(sync)) is BesideElastic
@@ -75,7 +77,7 @@ def test_refused_with_the_reason(sync: str, why: str) -> None:
 
 
 def test_a_policy_that_most_workers_would_break_is_refused_before_they_come() -> None:
-    with pytest.raises(ConfigError, match="alpha = 0.6 with 4 workers together would throw the centre beyond them"):
+    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers together would throw the centre beyond them"):
         refuse("easgd:together=true,alpha=0.6")
 
 

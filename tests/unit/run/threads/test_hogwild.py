@@ -150,12 +150,6 @@ def test_threads_exchange_through_a_server_in_the_background(run: Callable[..., 
     assert sum(gaps) <= 10, "a step of any thread counts, and counts once"
 
 
-@pytest.mark.parametrize("sync", ["decoupled", "shadow:asp"])
-def test_threads_whose_movements_go_to_a_server_are_refused(sync: str) -> None:
-    with pytest.raises(ConfigError, match=rf"sync = {sync!r} with threads = 2: each of its steps goes through a param"):
-        uneven.Session(threads=2, sync=sync, balance="even")
-
-
 def test_twins_lie_over_the_same_memory_and_count_their_own_writes() -> None:
     model = net()
     copied, aliases = twin(model)
