@@ -14,6 +14,7 @@ from typing import Any
 
 import elastic_merges
 import elastic_script
+import elastic_threads
 import pytest
 import torch
 import torch.nn.functional as F
@@ -139,6 +140,29 @@ def replayed(log: Log, merge: Merge) -> torch.Tensor:
     return outcome
 
 
+def lost_joined_and_left(folder: Path, script: str, sync: str, end: int) -> tuple[Log, dict[str, torch.Tensor]]:
+    """Worker 2 dies before a merge; 1 after one that 0 has not completed, the last of an epoch; 4 joins; 3 leaves."""
+    faults = ["kill@2:0", "after@1:3", "late@0:3", "door@5", "leave@3:6"]
+    port = free_port()
+    meeting = f"127.0.0.1:{port}"
+    words = [HERE / script, sync, folder, EPOCHS, *faults]
+    with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder / "run", *words) as a:
+        await_door(a, folder)
+        with run("--join", meeting, "--run-dir", folder / "joined", *words) as b:
+            said, said_there = a.communicate(100)[1], b.communicate(100)[1]
+    assert (a.returncode, b.returncode) == (0, 0), said + said_there
+    assert "worker 4 has joined" in said_there, said_there
+    assert all(text in said for text in ("worker 3 was told to leave", "rank 1 ", "rank 2 ")), said
+    log = Log(folder)
+    check_samples(log)
+    assert log.merges[3] == (end, (0, 1, 3)), "the merge that ends the first epoch; the next was to be after 27"
+    assert log.merges[0][1] == (0, 1, 3)
+    models = {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
+    assert set(models) == {0, 4}
+    assert all(torch.equal(models[0][name], models[4][name]) for name in models[0])
+    return log, models[0]
+
+
 @pytest.mark.parametrize(
     "sync",
     [
@@ -150,30 +174,29 @@ def replayed(log: Log, merge: Merge) -> torch.Tensor:
     ],
 )
 def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
-    """Worker 2 dies before a merge; 1 after one that 0 has not completed, the last of an epoch; 4 joins; 3 leaves."""
-    faults = ["kill@2:0", "after@1:3", "late@0:3", "door@5", "leave@3:6"]
-    port = free_port()
-    meeting = f"127.0.0.1:{port}"
-    script = [HERE / "elastic_merges.py", sync, tmp_path, EPOCHS, *faults]
-    with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run", *script) as a:
-        await_door(a, tmp_path)
-        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as b:
-            said, said_there = a.communicate(100)[1], b.communicate(100)[1]
-    assert (a.returncode, b.returncode) == (0, 0), said + said_there
-    assert "worker 4 has joined" in said_there, said_there
-    assert all(text in said for text in ("worker 3 was told to leave", "rank 1 ", "rank 2 ")), said
-    log = Log(tmp_path)
-    check_samples(log)
-    settles, those = log.merges[3]
-    assert (settles, those) == (26, (0, 1, 3)), "the merge that ends the first epoch; the next was to be after 27"
-    assert log.merges[0][1] == (0, 1, 3)
-    models = {int(path.stem): torch.load(path) for path in tmp_path.glob("*.pt")}
-    assert set(models) == {0, 4}
-    assert all(torch.equal(models[0][name], models[4][name]) for name in models[0])
+    log, shown = lost_joined_and_left(tmp_path, "elastic_merges.py", sync, end=26)
     policy = policies.resolve(sync)
     (exchange,) = next(
         found for clock in range(9) if (found := policy.plan(SyncView(rank=0, clock=clock, members=(0, 1))).exchanges)
     )
     outcome = replayed(log, exchange.merge)
-    shown = torch.cat([one.reshape(-1) for one in models[0].values()])
-    assert (shown - outcome).abs().max() < 1e-12
+    assert (torch.cat([one.reshape(-1) for one in shown.values()]) - outcome).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("sync", ["local:every=7", "ma:every=7,by_samples=false"])
+def test_with_several_threads(tmp_path: Path, sync: str) -> None:
+    log, shown = lost_joined_and_left(tmp_path, "elastic_threads.py", sync, end=25)
+    merge = policies.resolve(sync).plan(SyncView(rank=0, clock=6, members=(0, 1))).exchanges[0].merge
+    x, *_ = elastic_script.dataset().tensors
+    net = elastic_threads.model()
+    start = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+    for number, (_, those) in log.merges.items():
+        total, weights = torch.zeros_like(start), 0.0
+        for one in those:
+            ids = [sample for _, _, samples in log.in_merge(one, number) for sample in samples]
+            gradient = torch.autograd.grad(elastic_threads.loss(net, x[ids]), list(net.parameters()))
+            moved = torch.cat([part.reshape(-1) for part in gradient])
+            weight = max(merge.weight(len(ids)), 2.0**-40)
+            total, weights = total + weight * (start - elastic_script.LR * moved), weights + weight
+        start = total / weights
+    assert (torch.cat([one.reshape(-1) for one in shown.values()]) - start).abs().max() < 1e-12

@@ -39,11 +39,12 @@ class Inside:
 
     def __init__(self, session: Session) -> None:
         self._loop = session._loop
+        self._threads = session._threads
 
     @property
     def part(self) -> Any:
-        """The batch in hand, a ``Portion``; None where threads train and none of them has one."""
-        return self._loop.part
+        """The batch in hand, a ``Portion``, of this thread; None without one."""
+        return self._loop.part if self._threads._running is None else self._threads._running._here.seat.part
 
     @property
     def sync(self) -> Any:

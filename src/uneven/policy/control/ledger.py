@@ -201,7 +201,8 @@ class StepLedger:
                 or owed, too, if they are through a server.
         """
         self.clock += 1
-        self.newest = step.epoch, step.iteration
+        last = self.newest[1] if self.threads > 1 and step.epoch == self.newest[0] else 0  # threads end in any order
+        self.newest = step.epoch, max(step.iteration, last)
         self.equal = False
         self._steps.append(step)
         if len(self._steps) > _STEPS_KEPT:
@@ -415,6 +416,8 @@ class StepLedger:
         """
         self.forget()
         self.equal, self._owed = False, ()
+        if self.threads > 1:
+            self.newest = -1, 0
         if state.get("policy") != repr(self.plans.policy):
             self.due, self._under_way = 0, False
             return

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,7 +124,8 @@ class Preparation:
             split_for=loop.reports.shares, settled=loop.reports.settled,
             counter=counter_of(asked.dataset, context, loop.own_pace), changing=there.changing,
         )  # fmt: skip
-        calls = LoaderCalls(enter=there.enter, begin=begin, end=loop.end, settle=there.pass_over, over=loop.over)
+        settle = partial(self._threads.settle, there.pass_over)
+        calls = LoaderCalls(enter=there.enter, begin=begin, end=loop.end, settle=settle, over=loop.over)
         return BalancedLoader(asked, division, calls, loop.hands)
 
     def profile(

@@ -9,7 +9,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
-from uneven.policy.core.actions import Combined, Mean, Payload, StepPlan, Via
+from uneven.policy.core.actions import Combined, Mean, Moment, Payload, StepPlan, Via
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy, carried, check_momentum, first_plans, refused
@@ -65,8 +65,11 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
         why = f"sync = {describe(policy)}: {why}"
     elif balancer.made_for is not None:
         why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
-    elif config.threads > 1:
-        why = f"threads = {config.threads}, which take batches side by side: a lost worker is not lost at one of them"
+    elif config.threads > 1 and not _all_stop(policy, elastic.most):
+        why = (
+            f"threads = {config.threads} with sync = {describe(policy)}: threads that never stop for an exchange take "
+            f"batches side by side, so a lost worker is not lost at one of them"
+        )
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
     if why:
@@ -98,6 +101,13 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
         if one.merge.combined is Combined.SUM:
             return f"{type(one.merge).__name__}, a sum of which only a server keeps the total"
     return ""
+
+
+def _all_stop(policy: SyncPolicy, most: int) -> bool:
+    """Return whether the threads of a worker stop for each exchange."""
+    plans = first_plans(policy, tuple(range(max(2, most))), {})
+    exchanges = [one for plan in plans for one in plan.exchanges]
+    return all(one.moment is Moment.STEP and one.via is Via.GROUP for one in exchanges)
 
 
 def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from uneven.errors import TrainingError
 from uneven.policy.samples.order import Portion
+from uneven.run.context.participants import Participants
 from uneven.run.replicas.replica_sync import ReplicaSync
 
 
@@ -28,9 +29,16 @@ class Stopped(TrainingError):
 class BatchQueue:
     """One epoch's batches for several threads."""
 
-    def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: ReplicaSync | None) -> None:
+    def __init__(
+        self,
+        pairs: Iterator[tuple[Portion, Any]],
+        rank: int,
+        participants: Participants,
+        agreement: ReplicaSync | None,
+    ) -> None:
         self._pairs = pairs  # parts and this worker's batches, in order
         self._rank = rank
+        self._participants = participants  # they change while all threads have stopped for an exchange
         self._agreement = agreement  # counts the steps and exchanges parameters; None if nothing is exchanged
         self._reading = threading.Lock()  # held while a batch is read, so that batches come in order
         self._lock = threading.RLock()  # entered directly: Ctrl-C could interrupt Condition.__enter__ halfway
@@ -76,6 +84,7 @@ class BatchQueue:
     def _enter(self, thread: int, part: Portion) -> bool:
         """Open the step and return whether this worker has samples in it; a step without any finishes immediately."""
         with self._lock:
+            self._participants.begins(part)
             if self._agreement is not None:
                 self._due = self._agreement.enter(part, ahead=len(self._in_hand))
             self._in_hand[thread] = part
@@ -106,13 +115,23 @@ class BatchQueue:
         if self._agreement is not None:
             self._agreement.over(self._in_hand[thread])
         del self._in_hand[thread]
-        if not self._in_hand:
-            self._due = False  # the exchange was the newest step's, and `over` has run it: all steps have finished
+        if self._due and not self._in_hand:  # the exchange was the newest step's, and `over` has run it
+            self._participants.step_over()
+            self._due = False
         self._free(thread)
 
     def _free(self, thread: int) -> None:
         self._busy.discard(thread)
         self._changed.notify_all()
+
+    def settle(self, thread: int, call: Callable[[], None]) -> None:
+        """Call it when all steps have finished; ``thread`` is the one that reads, so no other takes a batch."""
+        with self._lock:
+            self._free(thread)  # not busy while it waits: a thread in a step may want a pause
+            self._changed.wait_for(lambda: self._stopped or not (self._in_hand or self._pausing))
+            self._check()
+            self._busy.add(thread)
+            call()
 
     @contextmanager
     def paused(self, thread: int) -> Iterator[None]:

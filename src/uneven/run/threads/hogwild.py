@@ -83,7 +83,7 @@ class Hogwild:
         self._pairs = loader.pairs()
         alike = loop.model.agreement.gradients_only  # then only gradients are exchanged
         agreement = None if alike else cast(ReplicaSync, loop.model.agreement)
-        self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
+        self._queue = BatchQueue(self._pairs, scribe.rank, loop.context.participants, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]
         for index in range(1, threads):
@@ -161,6 +161,8 @@ class Hogwild:
         if first is None or first == 0:  # the error of thread 0 propagates already
             return
         error = others[first - 1].exception()
+        if isinstance(error, SystemExit):  # this worker leaves an elastic run
+            raise error
         if error is not None:
             self._scribe.event("thread-failed", f"{type(error).__name__}: {error}: {error.__notes__[-1]}")
             raise error
@@ -230,6 +232,9 @@ class Hogwild:
 
     def in_hand(self) -> tuple[Portion, ...] | None:
         return self._queue.in_hand(self.thread)
+
+    def settle(self, call: Callable[[], None]) -> None:
+        self._queue.settle(self.thread, call)
 
 
 @contextmanager

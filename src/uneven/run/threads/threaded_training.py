@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -61,6 +61,13 @@ class Threads:
 
     def paused(self) -> AbstractContextManager[None]:
         return self._running.paused() if self._running is not None else nullcontext()
+
+    def settle(self, call: Callable[[], None]) -> None:
+        """Call it when the steps of all threads have finished."""
+        if self._running is None:
+            call()
+        else:
+            self._running.settle(call)
 
     @contextmanager
     def at_own_step(self) -> Iterator[None]:

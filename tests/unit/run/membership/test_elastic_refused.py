@@ -81,6 +81,11 @@ def test_a_policy_that_most_workers_would_break_is_refused_before_they_come() ->
         refuse("easgd:together=true,alpha=0.6")
 
 
+@pytest.mark.parametrize("sync", ["ma", "diloco", "shuffle:ma", "easgd:together=true"])
+def test_threads_that_stop_for_an_exchange_are_carried(sync: str) -> None:
+    refuse(sync, balance="even", threads=3)
+
+
 def test_other_reasons() -> None:
     with pytest.raises(ConfigError, match="threads = 2"):
         refuse("shadow:ma", balance="even", threads=2)
