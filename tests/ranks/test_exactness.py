@@ -166,7 +166,7 @@ def test_naive_averaging_would_differ(me: RankContext) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        inside(session).carrier.turn_now = lambda: None  # weights stay at 1/n
+        inside(session).gradients.turn_now = lambda: None  # weights stay at 1/n
         loader = session.loader(dataset(), batch_size=X)
         for _ in range(3):
             for x, y in loader:
@@ -280,8 +280,8 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
     F.cross_entropy(whole(x[part]), y[part]).backward()
     with uneven.Session(balance="static:shares=1/2/4/5") as session:
         model = session.setup(build(CpuSyncBatchNorm))
-        carrier = inside(session).carrier
-        weigh_sync_batch_norm(model, lambda: carrier.turn.weight * me.size, carrier.observer, CpuSyncBatchNorm)
+        gradients = inside(session).gradients
+        weigh_sync_batch_norm(model, lambda: gradients.turn.weight * me.size, gradients.observer, CpuSyncBatchNorm)
         mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()
     for (name, a), b in zip(model.named_parameters(), whole.parameters(), strict=True):

@@ -14,7 +14,8 @@ from torch import nn
 
 import uneven
 from uneven.policy.control import Report
-from uneven.run.lines.piggyback import NOTHING, Heard, Piggyback
+from uneven.run.lines.communicator import RoundPlace
+from uneven.run.lines.control_words import NOTHING, BehindBucket, ControlWords, Heard
 from uneven.testing import RankContext, ranks
 from uneven.testing.inside import inside
 
@@ -38,16 +39,15 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     dtype = next(model.parameters()).dtype
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
-    carrier = inside(session).carrier
-    assert carrier is not None
-    piggyback = carrier.piggyback
-    assert piggyback is not None
+    rounds = inside(session).gradients.rounds
+    words = rounds.words
+    assert words is not None
     heard, own = [], [0.1 * field for field in range(1, len(Report._fields))]
     for iteration, (x, _) in enumerate(loader):
         if me.rank == 1 and iteration in (3, 6):
-            piggyback.call([float(iteration), *own])
+            words.call([float(iteration), *own])
         model(x).float().square().mean().backward()
-        heard.append(piggyback.take())
+        heard.append(words.take())
         reference = _model(kind)
         whole = inputs[12 * iteration : 12 * (iteration + 1)]
         reference(whole).float().square().mean().backward()
@@ -61,25 +61,36 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
         assert heard[iteration] is not None
         rows = heard[iteration].rows
         assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
-    assert piggyback._extended is not None
-    assert not piggyback._extended._apart, "DDP's own bucket has been made longer"
+    assert rounds._behind._extended is not None
+    assert not rounds._behind._extended.apart, "DDP's own bucket has been made longer"
     session.close()
+
+
+AT = RoundPlace("", 1, 5)
+
+
+class Behind(ControlWords):
+    """One worker's words, placed behind buckets."""
+
+    def __init__(self, rank: int, size: int, length: int) -> None:
+        super().__init__(rank, size, length)
+        self.behind = BehindBucket(self)
 
 
 def _everybodys(rows: list[list[float]], bucket_of: Callable[[], torch.Tensor]) -> list[Any]:
     """Ride twice, so that it is known on what; what each rank is told in the end."""
-    piggybacks = [Piggyback(rank, len(rows), len(rows[0])) for rank in range(len(rows))]
+    words = [Behind(rank, len(rows), len(rows[0])) for rank in range(len(rows))]
     pending = []
     for turn in range(2):
         if turn == 1:
-            pending = [piggyback.carry(row) for piggyback, row in zip(piggybacks, rows, strict=True)]
+            pending = [each.carry(row) for each, row in zip(words, rows, strict=True)]
         assert all(one is None or one.result() is None for one in pending), "not before the exchange"
-        carried = [piggyback.attach(bucket_of(), 1, 5) for piggyback in piggybacks]
+        carried = [each.behind.attach(bucket_of(), AT) for each in words]
         total = torch.stack(carried).sum(0)
         for one in carried:
             one.copy_(total)
-        for piggyback in piggybacks:
-            piggyback.collect()
+        for each in words:
+            each.behind.collect()
     return [None if one is None else one.result() for one in pending]
 
 
@@ -96,7 +107,7 @@ def test_rows_arrive_with_48_bits(dtype: torch.dtype) -> None:
 
 def test_rows_do_not_ride_on_numbers_of_half_precision_nor_before_it_is_known_on_what() -> None:
     assert _everybodys([[1.0], [2.0]], lambda: torch.ones(5, dtype=torch.bfloat16)) == [None, None]
-    assert Piggyback(0, 2, 1).carry([1.0]) is None
+    assert Behind(0, 2, 1).carry([1.0]) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -137,23 +148,23 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
 
 
 def test_a_bucket_is_made_longer_and_everything_that_looks_at_it_follows() -> None:
-    piggybacks, bucket = [Piggyback(0, 1, 2)], torch.arange(6.0)
+    words, bucket = [Behind(0, 1, 2)], torch.arange(6.0)
     gradient = bucket[2:4].view(1, 2)
-    _exchange(piggybacks, bucket, then=None)
-    assert piggybacks[0].attach(bucket, 1, 5).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]
+    _exchange(words, bucket, then=None)
+    assert words[0].behind.attach(bucket, AT).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]
     gradient.fill_(7.0)
-    piggybacks[0].collect()
+    words[0].behind.collect()
     assert bucket.tolist() == [0, 1, 7, 7, 4, 5]
-    (carried,) = _exchange(piggybacks, bucket, then=None)
+    (carried,) = _exchange(words, bucket, then=None)
     assert carried.data_ptr() == bucket.data_ptr() == gradient.data_ptr() - 2 * bucket.element_size()
     other = torch.arange(3.0)  # as when DDP makes its buckets anew
-    (carried,) = _exchange(piggybacks, other, then=None)
+    (carried,) = _exchange(words, other, then=None)
     assert (carried.tolist()[:3], carried.data_ptr()) == ([0, 1, 2], other.data_ptr())
 
 
 @pytest.mark.parametrize("part", ["looked at by an array", "a part of something longer"])
 def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> None:
-    piggybacks, longer = [Piggyback(rank, 2, 1) for rank in range(2)], torch.arange(9.0)
+    words, longer = [Behind(rank, 2, 1) for rank in range(2)], torch.arange(9.0)
     if part == "a part of something longer":
         buckets = [torch.ones(4), longer[:4]]
     else:
@@ -161,14 +172,14 @@ def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> 
         kept = buckets[1].numpy()
     for turn in range(3):
         if turn == 1:
-            piggybacks[0].call([5.0])
-        carried = [piggyback.attach(bucket, 1, 5) for piggyback, bucket in zip(piggybacks, buckets, strict=True)]
+            words[0].call([5.0])
+        carried = [each.behind.attach(bucket, AT) for each, bucket in zip(words, buckets, strict=True)]
         total = torch.stack(carried).sum(0)
-        for piggyback, one in zip(piggybacks, carried, strict=True):
+        for each, one in zip(words, carried, strict=True):
             one.copy_(total)
-            piggyback.collect()
+            each.behind.collect()
         assert buckets[1].tolist() == buckets[0].tolist()
-        heard = piggybacks[1].take()
+        heard = words[1].take()
         assert heard is not None
         assert heard.rows == ({0: [5.0]} if turn == 1 else {})
         buckets[0].fill_(1.0)
@@ -180,10 +191,10 @@ def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> 
 
 
 def test_rows_of_nothing_but_zeros_arrive_too() -> None:
-    piggybacks, bucket = [Piggyback(rank, 2, 2) for rank in range(2)], torch.ones(4)
-    _exchange(piggybacks, bucket)
-    pending = [piggyback.carry([0.0, 0.0]) for piggyback in piggybacks]
-    _exchange(piggybacks, bucket)
+    words, bucket = [Behind(rank, 2, 2) for rank in range(2)], torch.ones(4)
+    _exchange(words, bucket)
+    pending = [each.carry([0.0, 0.0]) for each in words]
+    _exchange(words, bucket)
     for one in pending:
         assert one is not None
         rows = one.result()
@@ -214,43 +225,43 @@ def test_gradients_that_the_user_looks_at_through_numpy_stay_right(me: RankConte
 
 
 def test_what_was_heard_is_told_once() -> None:
-    piggybacks, bucket = [Piggyback(rank, 3, 2) for rank in range(3)], torch.ones(4)
-    _exchange(piggybacks, bucket)
-    piggybacks[1].call([5.0, 1 / 3])
-    carried = _exchange(piggybacks, bucket)
-    assert carried[1].tolist()[:5] == [3, 3, 3, 3, 1]
+    words, bucket = [Behind(rank, 3, 2) for rank in range(3)], torch.ones(4)
+    _exchange(words, bucket)
+    words[1].call([5.0, 1 / 3])
+    carried = _exchange(words, bucket)
+    assert carried[1].tolist()[:6] == [3, 3, 3, 3, 0, 1], "the marks cancel, and one has called"
     assert len(carried[1]) == 4 + 2 + 2 * 3 * 2, "there is a slot for every rank"
-    first, second = piggybacks[0].take(), piggybacks[0].take()
+    first, second = words[0].take(), words[0].take()
     assert first is not None
     assert first.called
     assert first.rows == {1: [5.0, pytest.approx(1 / 3, rel=2.0**-46)]}
     assert second == NOTHING
-    _exchange(piggybacks, bucket)
-    assert piggybacks[1].take() == first, "not told before"
-    assert piggybacks[1].take() == NOTHING, "nobody has called since"
+    _exchange(words, bucket)
+    assert words[1].take() == first, "not told before"
+    assert words[1].take() == NOTHING, "nobody has called since"
 
 
 def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
-    piggybacks, bucket = [Piggyback(rank, 2, 1) for rank in range(2)], torch.ones(4)
-    _exchange(piggybacks, bucket)
-    piggybacks[1].call([5.0])
-    pending = [piggyback.carry([float(rank + 7)]) for rank, piggyback in enumerate(piggybacks)]
-    _exchange(piggybacks, bucket)
-    for piggyback, own in zip(piggybacks, pending, strict=True):
-        assert piggyback.take() == Heard(True, {})
+    words, bucket = [Behind(rank, 2, 1) for rank in range(2)], torch.ones(4)
+    _exchange(words, bucket)
+    words[1].call([5.0])
+    pending = [each.carry([float(rank + 7)]) for rank, each in enumerate(words)]
+    _exchange(words, bucket)
+    for each, own in zip(words, pending, strict=True):
+        assert each.take() == Heard(True, {})
         assert own is not None
         rows = own.result()
         assert rows is not None
         assert rows.tolist() == [[7.0], [8.0]]
 
 
-def _exchange(piggybacks: list[Piggyback], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
+def _exchange(words: list[Behind], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
     """What each carried, summed up; ``then`` is what the bucket holds afterwards."""
-    carried = [piggyback.attach(bucket, 1, 5) for piggyback in piggybacks]
+    carried = [each.behind.attach(bucket, AT) for each in words]
     total = torch.stack(carried).sum(0)
-    for piggyback, one in zip(piggybacks, carried, strict=True):
+    for each, one in zip(words, carried, strict=True):
         one.copy_(total)
-        piggyback.collect()
+        each.behind.collect()
     if then is not None:
         bucket.fill_(then)
     return carried

@@ -72,9 +72,9 @@ def test_works_outlive_gloos_hold_on_them(me: RankContext) -> None:
         held = []
         for x, y, _ in session.loader(Numbered(), X):
             F.cross_entropy(model(x), y).backward()
-            carrier = inside(session).carrier
-            held.append(len(carrier._landed))
-            assert all(work.is_completed() for works in carrier._landed for work in works)
+            rounds = inside(session).gradients.rounds
+            held.append(len(rounds._landed))
+            assert all(work.is_completed() for works in rounds._landed for work in works)
     assert held == list(range(1, len(held) + 1))
 
 

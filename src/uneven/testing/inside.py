@@ -52,9 +52,9 @@ class Inside:
         return self._loop.model.agreement
 
     @property
-    def carrier(self) -> Any:
+    def gradients(self) -> Any:
         """The exchange of gradients."""
-        return self._loop.gradients.carrier
+        return self._loop.gradients
 
     @property
     def elastic(self) -> Any:

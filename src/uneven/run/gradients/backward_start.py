@@ -1,4 +1,7 @@
-"""Weighting of the gradient at a model's output; all gradients of the model are linear in it."""
+"""The moment in which a backward pass reaches a model's output, and the weighting of the gradient there.
+
+All gradients of the model are linear in that gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parallel.distributed import _find_tensors
 from torch.utils._pytree import tree_map_only
 
 
@@ -35,3 +39,12 @@ def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any,
 
     # Each tensor is wrapped separately, so one that the model computed from another (a loss from logits) enters once.
     return tree_map_only(torch.Tensor, weighted, output), bool(found)
+
+
+def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:
+    """Call ``call`` with an output tensor's gradient (its shape) when a backward pass reaches it.
+    Returns whether any tensor of the output leads to the model."""
+    found = [one for one in _find_tensors(output) if one.requires_grad]
+    for one in found:
+        one.register_hook(call)
+    return bool(found)

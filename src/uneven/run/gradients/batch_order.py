@@ -13,7 +13,7 @@ from uneven.errors import TrainingError
 from uneven.policy.core.actions import Payload, StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
-from uneven.run.gradients.gradient_carrier import on_entering
+from uneven.run.gradients.backward_start import on_entering
 from uneven.run.model.check import parts_called
 from uneven.run.model.hooks import ModelHook
 from uneven.run.samples.in_flight import InFlightBatches

@@ -93,22 +93,22 @@ class BatchStatistics:
             self.finish()
         if not self._chosen:
             self._choose()
-        self._flat = self.flat()
-        if self._flat is None:
+        flat = self.flat()
+        if flat is None:
             return 0
-        self._work = begin_sum(self._flat.mul_(weight), self._group)
-        return bytes_of_sum(self._flat.nbytes, self._group.size())
+        self._work = begin_sum(flat.mul_(weight), self._group)
+        return bytes_of_sum(flat.nbytes, self._group.size())
 
     def finish(self) -> None:
         """Wait for the exchange and write the mean back."""
-        if self._work is None or self._flat is None:
-            return
-        self._work.wait()
-        self.put(self._flat)
-        self._work = self._flat = None
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self.put()
 
     def flat(self) -> torch.Tensor | None:
-        """Return this worker's statistics of the layers in training, flat float64 (numbers,); None without any."""
+        """Return this worker's statistics of the layers in training, flat float64 (numbers,), until :meth:`put`; None
+        without any."""
         self._moving = [
             tensor
             for layer in self._layers
@@ -121,13 +121,16 @@ class BatchStatistics:
                 self._moving.append(buffer := self._found(module, key))
                 if buffer.shape != shape:
                     raise TrainingError(_BY_WORKER.format(name=name, shape=tuple(buffer.shape)))
-        return torch.cat([tensor.reshape(-1).double() for tensor in self._moving]) if self._moving else None
+        self._flat = torch.cat([one.reshape(-1).double() for one in self._moving]) if self._moving else None
+        return self._flat
 
-    def put(self, flat: torch.Tensor) -> None:
-        """Write ``flat`` (numbers,) back into the layers that :meth:`flat` read."""
-        pieces = flat.split([tensor.numel() for tensor in self._moving])
-        for tensor, piece in zip(self._moving, pieces, strict=True):
-            tensor.copy_(piece.view_as(tensor))
+    def put(self) -> None:
+        """Write the numbers of :meth:`flat`, which may have changed, back into the layers that it read."""
+        if self._flat is not None:
+            pieces = self._flat.split([tensor.numel() for tensor in self._moving])
+            for tensor, piece in zip(self._moving, pieces, strict=True):
+                tensor.copy_(piece.view_as(tensor))
+            self._flat = None
 
     def _found(self, module: nn.Module, key: str) -> torch.Tensor:
         """Return a buffer, in any shape; an empty one if it is missing or not floating-point on the model's device."""

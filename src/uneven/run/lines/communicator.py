@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from uneven.policy.core.membership import Meeting, Members
 from uneven.run.lines.traffic import Traffic
+
+if TYPE_CHECKING:
+    from uneven.run.lines.control_words import ControlWords
 
 Weight = Callable[[], float]
 
@@ -21,8 +25,7 @@ def unscaled() -> float:
     return 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPlace:
+class RoundPlace(NamedTuple):
     """The place of one round in the loop. All members have the same ``epoch`` and ``place``, a position in the
     epoch."""
 
@@ -49,6 +52,10 @@ class RoundPlace:
 class RoundTensor(Protocol):
     """One tensor of a round. ``take`` replaces it by its sum, after the round."""
 
+    fine: bool  # whether this worker's own tensors are finite, if their weight is not 0
+
+    @property
+    def sum(self) -> Tensor: ...  # in the shape of the tensor, after the round
     @property
     def sent_bytes(self) -> int: ...  # by this worker, computed from the shape of the exchange
     def take(self) -> None: ...
@@ -73,6 +80,33 @@ class Communicator(Protocol):
     def add(self, own: Tensor, weight: Weight = unscaled) -> RoundTensor: ...
     def land(self, *, words: bool = False) -> Members: ...
     def close(self) -> None: ...
+
+
+class GradientCommunicator(Communicator, Protocol):
+    """A communicator of gradients, which are many tensors in a round.
+
+    Attributes:
+        in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
+            again after a loss.
+        group: the process group for statistics of a forward pass; None if they follow the gradients in their round.
+        words: travel with each round; None if no worker can read them without waiting for its device.
+    """
+
+    in_place: bool
+    group: Any
+    words: ControlWords | None
+
+    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
+        """Return the process group of DDP's reducer, and whether all workers have the same model already."""
+
+    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
+        """Give all workers the first one's buffers; ``ends`` is called in each round, while this worker waits."""
+
+    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
+        """Send one tensor; ``into`` is memory of its size, for a sum that does not replace it."""
+
+    def nonfinite(self) -> bool:
+        """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""
 
 
 @dataclass(slots=True)

@@ -20,19 +20,20 @@ repaired the same way, and all learn of it at one exchange. A member does not ke
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
-from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted, alone
 from uneven.run.lines.all_to_all import Swap
 from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.contribution import Contribution
-from uneven.run.lines.control_words import Slots
+from uneven.run.lines.control_words import ControlWords, WordsMessage
 from uneven.run.lines.in_step import out_of_step
 from uneven.run.lines.traffic import bytes_of_sum
 
@@ -62,7 +63,8 @@ class RoundListener(Protocol):
 
 
 class ElasticCommunicator:
-    """The rounds of one worker among members that come and go; implements :class:`.communicator.Communicator`.
+    """The rounds of one worker among members that come and go; implements
+    :class:`.communicator.GradientCommunicator`.
 
     Args:
         report_length: numbers in a row of a report.
@@ -73,18 +75,20 @@ class ElasticCommunicator:
     """
 
     lonely = True
+    in_place = False
+    group = None
 
     def __init__(self, membership: Membership, listener: RoundListener, *, report_length: int) -> None:
         self.membership = membership
         self.circle: AbortableGroup | None = None  # the process group of this generation
         self.exchanges = self.by = 0
         self.at: RoundPlace | None = None  # place of the exchange under way; None between two
-        self.slots = Slots(report_length)  # the announcements and reports behind the sums
-        self.slots.renew(membership.place, len(membership.members))
+        who = membership.place, len(membership.members)
+        self.words = ControlWords(*who, report_length, torch.float64, announces=True)
         self.pieces: list[Contribution] = []  # of the exchange under way
         self._swap: Swap | None = None
         self._circles: dict[Members, AbortableGroup] = {}  # groups of some members of this generation
-        self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
+        self._nothing = torch.empty(0, dtype=torch.float64)  # before the words
         self._listener = listener
         self._kept: list[Contribution] = []  # of the last exchange, with their sums
         self._spare: list[Contribution] = []  # of the exchange before; their memory is used again
@@ -99,27 +103,23 @@ class ElasticCommunicator:
         self._listener.flush()
         self.at = at
 
-    def add(
-        self, own: Tensor, weight: Weight = unscaled, *, slots: bool = False, into: Tensor | None = None
-    ) -> Contribution:
-        """Start the sum of one tensor, which must not change until the exchange is complete.
+    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> Contribution:
+        """Start the sum of one tensor; see :class:`.communicator.GradientCommunicator`.
+        The sum has the memory ``into`` only if the exchange is confirmed, and other memory after a loss."""
+        return self._add(own, weight, into)
 
-        Args:
-            own: the tensor, flat and contiguous.
-            weight: returns its factor among the members at the time of sending.
-            slots: whether the announcements follow it in the same sum. A confirmed exchange sends them separately.
-            into: memory for the sum of a confirmed exchange, the size of ``own``; after a loss other memory is used.
-        """
-        place = len(self.pieces)
+    def _add(self, own: Tensor, weight: Weight = unscaled, into: Tensor | None = None, words: int = 0) -> Contribution:
+        piece = Contribution(own, weight, self._nothing if into is None else into, kept=into is None)
         if into is None:
-            piece = Contribution(own, weight, self._nothing)
-            spare = self._spare[place] if place < len(self._spare) else None
-            piece.room(spare, self.slots.count(own.dtype) if slots else 0)
-        else:
-            piece = Contribution(own, weight, into, kept=False)
+            place = len(self.pieces)
+            piece.room(self._spare[place] if place < len(self._spare) else None, words)
         self.pieces.append(piece)
         self._send(piece)
         return piece
+
+    def _say(self) -> None:
+        """Start the exchange of all members' words."""
+        self._add(self._nothing, words=self.words.count(self._nothing.dtype))
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Start an all-to-all of pieces of any shape, the only tensors of the exchange under way; see :class:`Swap`."""
@@ -135,7 +135,7 @@ class ElasticCommunicator:
         """
         assert self.at is not None
         if words and not self.at.confirms:  # otherwise `_received` starts it after the sums
-            self.add(self._nothing, slots=True)
+            self._say()
         contributors = self._made()
         self.complete(contributors)
         return contributors
@@ -161,10 +161,10 @@ class ElasticCommunicator:
         for piece in pieces:
             piece.work = None
             piece.sent_bytes = bytes_of_sum(piece.sent.nbytes, len(piece.inside or self.membership.members))
-            if piece.slotted:
-                self.slots.read(piece.sent[piece.own.numel() :])
+            if piece.worded:
+                self.words.read(piece.sent)
         self._spare, self._kept, self.pieces, self.at, self._swap = self._kept, pieces, [], None, None
-        if self.slots.apart:
+        if self.words.apart:
             raise self._out_of_step(at)
         if at.settles >= 0:
             groups = () if at.groups is None else at.groups(self.by, self.membership.history[self.by])
@@ -173,8 +173,8 @@ class ElasticCommunicator:
         return pieces
 
     def announced(self) -> tuple[float, ...]:
-        """Return the members' announcements in the last exchange with slots, by place, and clear them."""
-        said, self.slots.announced = self.slots.announced, ()
+        """Return the members' announcements in the last exchange with words, by place, and clear them."""
+        said, self.words.announced = self.words.announced, ()
         return said
 
     # ---------------------------------------------------------------- between exchanges
@@ -259,7 +259,18 @@ class ElasticCommunicator:
         return next(one for one in groups(generation.number, generation.members) if worker in one)
 
     def renew(self, generation: Generation) -> None:
-        self.slots.renew(generation.place(self.membership.worker), len(generation.members))
+        self.words.renew(generation.place(self.membership.worker), len(generation.members))
+
+    # ---------------------------------------------------------------- gradients
+    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
+        # A group of this process only, because DDP cannot use another one after a failure.
+        return alone(), True
+
+    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
+        """Do nothing: the members have the first one's buffers, and a newcomer gets them with its state."""
+
+    def nonfinite(self) -> bool:
+        return False
 
     # ----------------------------------------------------------------
     def close(self) -> None:
@@ -268,16 +279,15 @@ class ElasticCommunicator:
     def _send(self, piece: Contribution) -> None:
         assert self.at is not None
         piece.fill()
-        if piece.slotted:
-            slots = piece.sent[piece.own.numel() :]
-            self.slots.fill(slots, self.at.epoch, self.at.place, self._listener.announce())
+        if piece.worded:
+            self.words.write(piece.sent, self.at, self._listener.announce())
         try:
-            piece.inside = None if self.at.groups is None or piece.slotted else self.mine(self.at.groups)
+            piece.inside = None if self.at.groups is None or piece.worded else self.mine(self.at.groups)
             circle = self.circle if piece.inside is None else self._circle_of(piece.inside)
             if circle is None:
                 piece.work = None
-            elif piece.slotted and not piece.own.numel():
-                piece.work = self.slots.tell(piece.sent, circle)
+            elif piece.worded:
+                piece.work = WordsMessage(piece.sent, circle.place, circle)
             else:
                 piece.work = circle.sum(piece.sent)
         except GroupAborted:
@@ -310,13 +320,13 @@ class ElasticCommunicator:
             if not self._swap.wait(circle):
                 return False
             self.add(torch.zeros(1))
-        elif self.at.confirms and not any(piece.slotted for piece in self.pieces):
+        elif self.at.confirms and not any(piece.worded for piece in self.pieces):
             for piece in self.pieces:
                 within = circle if piece.inside is None else self._circle_of(piece.inside)
                 if piece.work is None or within is None:
                     return False
                 within.wait(piece.work)
-            self.add(self._nothing, slots=True)
+            self._say()
         return True
 
     def _recover(self) -> Members:
@@ -349,13 +359,13 @@ class ElasticCommunicator:
         assert self.at is not None
         if self.at.confirms:
             # `_received` starts the confirmation again after the repeated sums.
-            self.pieces[:] = [piece for piece in self.pieces if not piece.slotted]
+            self.pieces[:] = [piece for piece in self.pieces if not piece.worded]
         spare, self._spare = [] if needed else self._kept, []
         if not needed:
             self._kept = []
         for place, piece in enumerate(self.pieces):
-            slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
-            piece.room(spare[place] if place < len(spare) else None, slots)
+            words = self.words.count(piece.own.dtype) if piece.worded else 0
+            piece.room(spare[place] if place < len(spare) else None, words)
             self._send(piece)
 
     def _out_of_step(self, at: RoundPlace) -> TrainingError:

@@ -30,6 +30,11 @@ class SummedInPlace:
 
     own: Tensor
     sent_bytes: int = 0
+    fine: bool = True
+
+    @property
+    def sum(self) -> Tensor:
+        return self.own
 
     def take(self) -> None:
         """Do nothing: the sum is there."""
@@ -48,7 +53,7 @@ class GroupCommunicator:
         self._at = RoundPlace("")
         self._piece = SummedInPlace(torch.empty(0))
         # Keeps the works of the newest exchange alive, so that gloo's own thread never destroys one; see
-        # uneven.run.gradients.gradient_carrier for the deadlock.
+        # uneven.run.lines.bucket_communicator for the deadlock.
         self._kept: list[dist.Work] = []
         with roll.waiting("forming the group for parameters"):
             self._group: Any = new_group(timeout_s=timeout_s)

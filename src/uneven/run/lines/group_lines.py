@@ -80,7 +80,7 @@ class _GroupCarrier:
     def __init__(self, group: Any) -> None:
         self._group = group
         self._nccl = "nccl" in dist.get_backend_config(group)
-        # gloo's own thread must never destroy a work; see uneven.run.gradients.gradient_carrier for the deadlock.
+        # gloo's own thread must never destroy a work; see uneven.run.lines.bucket_communicator for the deadlock.
         self._kept: list[Any] = []
 
     def sum(self, tensor: Tensor) -> Work:

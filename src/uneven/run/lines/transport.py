@@ -1,8 +1,7 @@
 """The slow loop's interface to other workers.
 
-Gradients have their own carrier (:mod:`uneven.run.gradients.gradient_carrier`), because the fast loop must not wait
-for the
-slow one.
+Gradients have their own exchange (:mod:`uneven.run.gradients.bucket_gradients`), because the fast loop must not wait
+for the slow one.
 """
 
 from __future__ import annotations

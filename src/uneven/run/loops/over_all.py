@@ -84,8 +84,7 @@ class OverAll:
 
     @property
     def weight(self) -> float:
-        carrier = self._loop.gradients.carrier
-        return 1.0 if carrier is None else carrier.turn.in_gradient
+        return self._loop.gradients.weight
 
     def evaluate(
         self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None, dataloader: dict[str, Any]
@@ -145,7 +144,7 @@ class OverAll:
         if loop.context.participants.alone:
             return True
         # Under other policies workers average parameters, so a weight of the gradient would have no effect on others.
-        if not loop.model.agreement.gradients_only or loop.gradients.carrier is None:
+        if not loop.model.agreement.gradients_only or loop.gradients.members is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
                 f"and not gradients; use sync='bsp'"

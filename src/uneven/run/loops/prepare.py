@@ -143,6 +143,7 @@ class Preparation:
         make, reads = (loader.sample, loader.reads_along) if batch_of is None else (batch_of, False)
         if self._say_ready():
             time.sleep(_SLOWED_AFTER_S)  # the measurement needs the launcher's limits
+        loop.gradients.check_apart("session.profile")
         with loop.model.watch.trying():
             one = steps_on(step, make, reads=reads)
             return loop.reports.profile(one, model, stepped, within_s, loop.gradients.aside())

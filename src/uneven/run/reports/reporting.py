@@ -22,7 +22,7 @@ from uneven.policy.predict import predictors
 from uneven.policy.samples.order import Portion
 from uneven.run.context.context import Context
 from uneven.run.gradients.batch_order import Turns
-from uneven.run.lines.piggyback import Piggyback
+from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.kind import kind_of
 from uneven.run.measure.machine_load import nvml_uuid
@@ -63,7 +63,7 @@ class Reports:
         self._own_pace = own_pace
         # accounting of this worker's iterations
         self.books = StepAccounting(context.rank, context.scribe, torch.device("cpu"))
-        self.piggyback: Piggyback | None = None  # sends a few numbers behind gradients that are in host memory
+        self.words: ControlWords | None = None  # sends a few numbers behind gradients that are in host memory
         self.piggybacks = False  # whether every step averages the gradients of all ranks, and so can carry reports
         self._agreed: _Agreed | None = None
         self.needs = 1  # samples that the model needs from each worker in a step
@@ -173,7 +173,7 @@ class Reports:
         )
 
     def _give(self, row: Sequence[float]) -> Pending:
-        pending = self.piggyback.carry(row) if self.piggyback is not None and self.piggybacks else None
+        pending = self.words.carry(row) if self.words is not None and self.piggybacks else None
         return self._context.connection.transport.gather(row) if pending is None else pending
 
     def profile(
@@ -265,10 +265,10 @@ class Reports:
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
         """Call for reports in the exchange of gradients that is about to start, if this worker's speed has changed."""
-        if self.piggyback is not None and self._slow is not None:
+        if self.words is not None and self._slow is not None:
             row = self._slow.early_report(iteration, self.books.use, self._cost_s)
             if row is not None:
-                self.piggyback.call(row)
+                self.words.call(row)
 
     def over(self, part: Portion, *, leaving: bool, met: bool, called: bool) -> None:
         """End a step.
@@ -281,7 +281,7 @@ class Reports:
         slow = self._slow
         if slow is None:
             return
-        heard = self.piggyback.take() if called and self.piggyback is not None else None
+        heard = self.words.take() if called and self.words is not None else None
         self.books.end(part, self._context.participants.counted(part))
         adapts = slow.adapts and self._own_pace is None
         due = adapts and slow.due(part.iteration, heard)

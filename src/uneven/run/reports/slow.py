@@ -22,7 +22,7 @@ from uneven.policy.control import Complaint, Controller, Decider, Forecaster, Lo
 from uneven.policy.control.controller import Instruction
 from uneven.policy.core.records import ForecastRecord, SplitRecord
 from uneven.policy.core.views import Limits, Observation
-from uneven.run.lines.piggyback import Heard
+from uneven.run.lines.control_words import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.trainer import BackgroundTrainer

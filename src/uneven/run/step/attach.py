@@ -15,7 +15,7 @@ from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import Outlook, by_server, outlook
 from uneven.run.context.context import Context
-from uneven.run.gradients.averaged import Averaged
+from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.first_losses import FirstLosses
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
@@ -39,17 +39,15 @@ class Attached:
 
     context: Context
     agreement: NoSync  # exchanges parameters, if the policy does
+    gradients: Gradients  # exchanges gradients, if the policy does
     watch: ModelWatch | Unwatched  # checks the model
     detach: Callable[[], None]  # removes everything from the model
-    averaging: Callable[[StepPlan], tuple[int, ...] | None]  # ranks that average gradients with this one; or None
 
     def check(self, plan: StepPlan) -> None:
         """Raise ConfigError if the plan exchanges something that no earlier plan announced."""
         if len(self.context.members) > 1:
-            more = not self.agreement.gradients_only
-            check_attached(
-                self.context.policy, plan, self.agreement.clock, averaging=self.averaging(plan), exchanging=more
-            )
+            averaging, more = self.gradients.averaging(plan), not self.agreement.gradients_only
+            check_attached(self.context.policy, plan, self.agreement.clock, averaging=averaging, exchanging=more)
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         self.agreement.members_changed(members, generation)
@@ -57,6 +55,8 @@ class Attached:
 
 class NoModel:
     """Replaces :class:`Attached` before a session has a model; only a single process can train then."""
+
+    gradients = Gradients()
 
     def __init__(self, context: Context) -> None:
         self.agreement = NoSync(StepPlans(context.policy, context.rank, context.members, context.sites))
@@ -83,7 +83,6 @@ def attach(
     owner: object,  # the session, which lives as long as the model
     undo: Undo,  # removes everything that is put on the user's objects
     reports: Reports,
-    gradients: Averaged,
     hands: InFlightBatches,
     counting: PassCounts,
     own_pace: OwnPace | None,
@@ -113,13 +112,14 @@ def attach(
     agreement = exchanging(context, model, out, own_pace, meter)
     alike = agreement.gradients_only
     follower = None if alike else follow(context, model, hands, agreement, out)
-    if (averaging := gradients_by(context, out, counting, meter, agreement, sharded=sharded)) is not None:
+    gradients = gradients_by(context, out, counting, meter, agreement, model, sharded=sharded)
+    averages = gradients.members is not None
+    if averages:
         counting.exchanged()
-        gradients.exchange(*averaging)
     before_step = gradients.attach(model, owner, **ddp)
     if not alike:
         before_step.append(agreement.still)
-    reports.piggyback, reports.piggybacks = reports_behind(context, gradients, own_pace, alike=alike)
+    reports.words, reports.piggybacks = reports_behind(context, gradients, own_pace, alike=alike)
     in_step = own_pace is None or context.participants.alone
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
@@ -128,7 +128,7 @@ def attach(
             turn=lambda: counting.turn, own_time=lambda: meter.own_time,
             work_changed=meter.work_changed, spread=meter.spread)
     )  # fmt: skip
-    if alike:
+    if alike and not context.participants.changes:  # a newcomer joins in the middle of an epoch
         gradients.compare(model, optimizers, context)
     if parts.sees_optimizers:
         before_step.append(partial(_ready, parts, hands))
@@ -136,7 +136,7 @@ def attach(
         undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
     hands.watch(model, *optimizers)
     begins = hands.forward
-    if alike and gradients.carrier is not None and context.scribe.speaks:
+    if alike and averages and context.scribe.speaks:
         look = FirstLosses(hands, counting, partial(context.scribe.event, "loss", warn=True))
         begins = look.forward
         undo.add(look.close)
@@ -147,7 +147,7 @@ def attach(
     alone = len(context.members) == 1
     warn = partial(context.scribe.event, "gradients", warn=context.scribe.speaks)
     weighted = partial(_weighted_rightly, hands, counting, context)
-    watched = partial(ModelWatch, warn=warn, weighted=weighted) if gradients.carrier is not None else ModelWatch
+    watched = partial(ModelWatch, warn=warn, weighted=weighted) if averages else ModelWatch
     watch = Unwatched() if alone or sharded else watched(model)
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)
@@ -159,7 +159,7 @@ def attach(
         if heap is not None:
             heap()
 
-    return Attached(context=context, agreement=agreement, watch=watch, detach=detach, averaging=gradients.averaging)
+    return Attached(context=context, agreement=agreement, gradients=gradients, watch=watch, detach=detach)
 
 
 def _no_shards(context: Context, out: Outlook) -> str:

@@ -25,16 +25,17 @@ from uneven.run.context.context import Context
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.context.participants import FixedMembers, Participants
 from uneven.run.context.scribe import Scribe
-from uneven.run.gradients.averaged import AnyCarrier, Averaged, unless_scaled
+from uneven.run.gradients.base import Gradients, unless_scaled
 from uneven.run.gradients.batch_order import PassFollower
-from uneven.run.gradients.elastic_carrier import ElasticCarrier
-from uneven.run.gradients.fully_sharded import ShardedCarrier
-from uneven.run.gradients.gradient_carrier import GradientCarrier
+from uneven.run.gradients.bucket_gradients import BucketGradients
+from uneven.run.gradients.exchange_weight import RemainingWeight
 from uneven.run.gradients.loss_weight import PassCounts
+from uneven.run.gradients.sharded_gradients import ShardedGradients
+from uneven.run.lines.bucket_communicator import BucketCommunicator
 from uneven.run.lines.communicator import VectorLine
+from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.group_communicator import GroupCommunicator
-from uneven.run.lines.piggyback import Piggyback
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.membership.async_run import OwnPaceElastic
 from uneven.run.membership.elastic_background_sync import BesideElastic
@@ -42,6 +43,7 @@ from uneven.run.membership.elastic_connection import ElasticConnection, connect_
 from uneven.run.membership.elastic_run import ElasticRun
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.run.model.batch_norm import batch_norms
+from uneven.run.model.check import refuse_inelastic, refuse_sparse_on_accelerator
 from uneven.run.replicas.announced_merges import announce
 from uneven.run.replicas.background_peers import BackgroundPeers
 from uneven.run.replicas.background_thread import BackgroundThread
@@ -366,13 +368,15 @@ def gradients_by(
     counting: PassCounts,
     observer: ExchangeObserver,
     agreement: NoSync,
+    model: nn.Module,
     *,
     sharded: bool,
-) -> tuple[AnyCarrier, Members] | None:
-    """Return the exchange of gradients and its members; None without one. Every rank calls it at the same time."""
+) -> Gradients:
+    """Return the exchange of gradients; every rank calls it at the same time. Raises ConfigError if it does not support
+    the model."""
     there, connection = context.participants, context.connection
     if _by_server(context):
-        return None
+        return Gradients()
     how: dict[str, Any] = {
         "turn_now": lambda: counting.turn,
         "observer": observer,
@@ -380,18 +384,22 @@ def gradients_by(
     }
     if isinstance(there, ElasticRun):
         if not out.gradient_groups:
-            return None
-        how |= {"returned": there.returned, "rounds": there.rounds, "groups": agreement.groups}
-        turn = _from_the_start(context, len(context.members))
-        carrier = ElasticCarrier(**how, **turn, membership=there.membership)
-        there.wrap_again = carrier.wrap_again
-        return carrier, context.members
+            return Gradients()
+        refuse_inelastic(model)
+        how |= {**_from_the_start(context, len(context.members)), "rounds": there.rounds, "groups": agreement.groups}
+        scale = RemainingWeight(worker=context.rank, returned=there.returned, rounds=there.rounds)
+        gradients = BucketGradients(**how, scale=scale, members=context.members)
+        there.wrap_again = gradients.wrap_again
+        return gradients
     group = None if connection.roll is None else gradient_group(out, context.rank, context.members)
-    if group is None:
-        return None
-    make = ShardedCarrier if sharded else partial(GradientCarrier, report_length=len(Report._fields))
-    how |= {**_from_the_start(context, group.size()), "roll": connection.roll, "group": group}
-    return make(**how), next(one for one in out.gradient_groups if context.rank in one)
+    if group is None or connection.roll is None:
+        return Gradients()
+    how["members"] = next(one for one in out.gradient_groups if context.rank in one)
+    how |= _from_the_start(context, group.size())
+    if sharded:
+        return ShardedGradients(**how, roll=connection.roll, group=group)
+    refuse_sparse_on_accelerator(model)
+    return BucketGradients(**how, rounds=BucketCommunicator(group, connection.roll, len(Report._fields)))
 
 
 def _from_the_start(context: Context, workers: int) -> dict[str, Any]:
@@ -400,11 +408,11 @@ def _from_the_start(context: Context, workers: int) -> dict[str, Any]:
 
 
 def reports_behind(
-    context: Context, gradients: Averaged, own_pace: OwnPace | None, *, alike: bool
-) -> tuple[Piggyback | None, bool]:
+    context: Context, gradients: Gradients, own_pace: OwnPace | None, *, alike: bool
+) -> tuple[ControlWords | None, bool]:
     """Return the object that sends reports behind gradients, or also behind merges if workers may leave, and whether it
     can do so in every step."""
     rounds = rounds_of(context)
     if rounds is None or own_pace is not None:
-        return gradients.piggyback, alike
-    return rounds.slots, True  # type: ignore[return-value] # has the methods that are used
+        return gradients.words, alike
+    return rounds.words, True

@@ -36,7 +36,6 @@ from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 from uneven.run.context.context import Context
-from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.batch_order import Turns
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.reports.reporting import Reports
@@ -61,8 +60,8 @@ class StepLoop:
         self.own_pace = own_pace_of(context)  # shared state of workers that take samples asynchronously; otherwise None
         self.turns = Turns(self._rank, self._members)
         self.reports = Reports(context, self.turns, self.own_pace)
-        self.gradients = Averaged()
         self.model: Attached | NoModel = NoModel(context)  # the attached model and its exchanges
+        self.gradients = self.model.gradients
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = InFlightBatches(self.turns.of)  # the in-flight batches
         self.hands.once = context.participants.changes  # a change of members invalidates earlier weights
@@ -80,9 +79,10 @@ class StepLoop:
     def attach(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], **how: Any) -> None:
         """Attach the model; see :func:`uneven.run.step.attach.attach` for ``how``."""
         self.model = attach(
-            self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
-            counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
+            self.context, model, optimizers, reports=self.reports, hands=self.hands, counting=self.counting,
+            own_pace=self.own_pace, parts=self.parts, **how,
         )  # fmt: skip
+        self.gradients = self.model.gradients
         self._planned = None
 
     def _decides(self) -> bool:
@@ -149,7 +149,7 @@ class StepLoop:
             self._participants.step_over()
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        self._members = self.gradients.members = members
+        self._members = members
         self.turns.members_changed(members)
         self.model.members_changed(members, generation)
         self.context.scribe.speaks = self._participants.place == 0

@@ -13,7 +13,7 @@ from uneven.policy.core.actions import Combined, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy, carried, check_momentum, first_plans, refused
-from uneven.run.lines.piggyback import MOST_RANKS
+from uneven.run.lines.control_words import MOST_RANKS
 from uneven.run.samples.stream import is_stream
 from uneven.runtime.world import Elastic
 

@@ -9,9 +9,9 @@ from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import policies
-from uneven.run.gradients.elastic_carrier import refuse_model
 from uneven.run.membership.async_run import OwnPaceElastic
 from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.model.check import refuse_inelastic
 from uneven.run.step.build import elastic_kind
 from uneven.run.step.refusals import refuse_elastic
 from uneven.runtime.world import Elastic
@@ -108,4 +108,4 @@ def test_other_reasons() -> None:
 )
 def test_models_that_are_not_carried(model: nn.Module, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        refuse_model(model, [*model.parameters()])
+        refuse_inelastic(model)

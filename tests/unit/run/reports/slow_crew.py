@@ -11,8 +11,8 @@ from uneven.policy.control import Decider, Forecaster, Load
 from uneven.policy.core.records import ForecastRecord, SplitRecord
 from uneven.policy.core.views import Limits
 from uneven.policy.predict import predictors
+from uneven.run.lines.control_words import Heard
 from uneven.run.lines.in_process_rendezvous import Hub, ThreadTransport
-from uneven.run.lines.piggyback import Heard
 from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.slow import SlowLoop
 

@@ -1,15 +1,16 @@
 """The gradient exchange of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
 
-torch scatters the sums of gradients itself, layer by layer. The carrier sets torch's divisor to 1, and multiplies the
-gradient at the model's output by x_i / X, so the sums are Σ (x_i / X) ḡ_i. Gradients are linear in it, so this is
-exact up to rounding for each pass, also if several wait in ``.grad``.
+torch scatters the sums of gradients itself, layer by layer. So torch's divisor is set to 1, and the gradient at
+the model's output is multiplied by x_i / X: the sums are Σ (x_i / X) ḡ_i. Gradients are linear in it, so this is exact
+up to rounding for each pass, also if several wait in ``.grad``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from torch import nn
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
+from uneven.policy.core.membership import Members
+from uneven.run.context.context import Context
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.backward_start import weighted_on_entering
+from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.group_lines import gather_shards, scatter_sum, take_from_first
@@ -30,10 +34,8 @@ from uneven.run.model.hooks import ModelHook
 
 
 @dataclass(kw_only=True)
-class ShardedCarrier:
-    """Implements the interface of :class:`uneven.run.gradients.gradient_carrier.GradientCarrier` for sharded models."""
-
-    forms_groups = False
+class ShardedGradients(Gradients):
+    """The exchange of gradients of a sharded model."""
 
     turn_now: Callable[[], BatchWeight | None]
     observer: ExchangeObserver
@@ -42,7 +44,7 @@ class ShardedCarrier:
     traffic: Traffic
     turn: BatchWeight
     group: Any
-    piggyback: None = None
+    members: Members | None
     owner: object = None
     _model: nn.Module | None = None
     _statistics: BatchStatistics | None = None
@@ -53,7 +55,11 @@ class ShardedCarrier:
     _held: bool = False  # gradients of unsynchronised passes wait
     _exchanged: bool = False  # since the last step of an optimizer
 
-    def attach(self, model: nn.Module, **ddp: Any) -> None:
+    @property
+    def weight(self) -> float:
+        return self.turn.in_gradient
+
+    def attach(self, model: nn.Module, owner: object, **ddp: Any) -> list[Callable[..., None]]:
         """Install on ``model``; copy shards and buffers from the first rank that holds each.
         Raises :class:`ConfigError` for DDP options such as bucket sizes, which need whole models."""
         if given := [name for name, value in ddp.items() if value not in (False, None)]:
@@ -61,7 +67,7 @@ class ShardedCarrier:
                 f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, and "
                 f"needs none of them; leave them out"
             )
-        self._model = model
+        self._model, self.owner = model, owner
         for one in model.parameters():
             mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor, as was checked
             if mesh.ndim == 2:
@@ -81,6 +87,18 @@ class ShardedCarrier:
             model.register_forward_hook(ModelHook(self._after_forward)),
             *weigh_sync_batch_norm(model, lambda: self.turn.weight * self.group.size(), self.observer),
         ]
+        return [self.check_step]
+
+    def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
+        """Do not compare replicas, because each worker holds a part of the model."""
+        if self._statistics is not None and context.scribe.speaks:
+            self._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
+
+    def check_apart(self, caller: str) -> None:
+        raise ConfigError(
+            f"{caller} with fully_shard: each pass of a sharded model meets all workers, so none can go by itself; "
+            f"give all equally many batches, and add up by session.mean"
+        )
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -113,9 +131,6 @@ class ShardedCarrier:
                 f"that session.setup was given, model(x), not model.forward(x) or a part of it"
             )
         return closure
-
-    def poll_nonfinite(self) -> None:
-        """Do nothing, because every exchange checks for NaN and infinity."""
 
     def _before_forward(self, model: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
@@ -173,8 +188,8 @@ class ShardedCarrier:
 class _LayerExchange:
     """The base of exchanges that replace torch's own, with buffers allocated as there."""
 
-    def __init__(self, carrier: ShardedCarrier) -> None:
-        self._carrier = carrier
+    def __init__(self, gradients: ShardedGradients) -> None:
+        self._gradients = gradients
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -186,23 +201,23 @@ class _GatherParameters(_LayerExchange):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> None:
-        with self._carrier.waiting("parameters", input_tensor.nbytes * (group.size() - 1)):
+        with self._gradients.waiting("parameters", input_tensor.nbytes * (group.size() - 1)):
             gather_shards(output_tensor, input_tensor, group)
-        self._carrier.observer.done()
+        self._gradients.observer.done()
 
 
 class _ScatterGradients(_LayerExchange):
     """Scatters the summed gradients of a layer to the workers that hold its parts."""
 
-    def __init__(self, carrier: ShardedCarrier, several: bool) -> None:
-        super().__init__(carrier)
+    def __init__(self, gradients: ShardedGradients, several: bool) -> None:
+        super().__init__(gradients)
         self._several = several
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        self._carrier.check(input_tensor)
-        with self._carrier.waiting("gradients", output_tensor.nbytes * (group.size() - 1)):
+        self._gradients.check(input_tensor)
+        with self._gradients.waiting("gradients", output_tensor.nbytes * (group.size() - 1)):
             scatter_sum(output_tensor, input_tensor, group)
         if not self._several:  # otherwise `_summed` ends it, after torch's sum over replicas
-            self._carrier.observer.done()
+            self._gradients.observer.done()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from uneven.run.lines.control_words import LEAVING, NONE, Slots, Telling
+from uneven.run.lines.communicator import RoundPlace
+from uneven.run.lines.control_words import LEAVING, NONE, ControlWords, WordsMessage
 
 SIZE, LENGTH = 3, 4
 SOON = timedelta(seconds=1)
@@ -33,19 +34,18 @@ class Table:
             arrived.copy_(torch.cat([sent.view(SIZE, -1)[place] for sent, _ in self.begun]))
 
 
-def filled(dtype: torch.dtype, late: int | None) -> list[tuple[Slots, torch.Tensor]]:
+def filled(dtype: torch.dtype, late: int | None) -> list[tuple[ControlWords, torch.Tensor]]:
     """Of three members the first reports, the second leaves and the last calls; one may be an iteration behind."""
     members = []
     for place in range(SIZE):
-        slots = Slots(LENGTH)
-        slots.renew(place, SIZE)
+        words = ControlWords(place, SIZE, LENGTH, dtype, announces=True)
         if place == 0:
-            slots.carry([0.1, 2.0, 3.0, 4.0])
+            words.carry([0.1, 2.0, 3.0, 4.0])
         if place == 2:
-            slots.call([5.0, 6.0, 7.0, 8.0])
-        numbers = torch.full((slots.count(dtype),), 9.0, dtype=dtype)
-        slots.fill(numbers, 1, 7 - (place == late), LEAVING if place == 1 else NONE)
-        members.append((slots, numbers))
+            words.call([5.0, 6.0, 7.0, 8.0])
+        numbers = torch.full((words.count(dtype),), 9.0, dtype=dtype)
+        words.write(numbers, RoundPlace("", 1, 7 - (place == late)), LEAVING if place == 1 else NONE)
+        members.append((words, numbers))
     return members
 
 
@@ -55,22 +55,24 @@ def test_telling_says_what_the_sum_says(dtype: torch.dtype, late: int | None) ->
     members = filled(dtype, late)
     total = torch.stack([numbers for _, numbers in members]).sum(0)
     table = Table()
-    tellings = [slots.tell(numbers, table) for slots, numbers in members]  # type: ignore[arg-type]
+    tellings = [WordsMessage(numbers, place, table) for place, (_, numbers) in enumerate(members)]  # type: ignore[arg-type]
     for telling in tellings:
         telling.wait(SOON)
-    for slots, numbers in members:
+    for words, numbers in members:
         assert numbers.tolist() == total.tolist()
-        slots.read(numbers)
-        assert slots.apart == (late is not None)
-        assert slots.announced == (NONE, LEAVING, NONE)
-        assert slots.take().called
+        words.read(numbers)
+        assert words.apart == (late is not None)
+        assert words.announced == (NONE, LEAVING, NONE)
+        heard = words.take()
+        assert heard is not None
+        assert heard.called
 
 
 def test_it_is_waited_for_as_a_work() -> None:
     table = Table()
-    slots, numbers = filled(torch.float64, None)[1]
+    _, numbers = filled(torch.float64, None)[1]
     before = numbers.tolist()
-    telling: Telling = slots.tell(numbers, table)  # type: ignore[arg-type]
+    telling = WordsMessage(numbers, 1, table)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="timed out"):
         telling.wait(SOON)
     assert numbers.tolist() == before

@@ -1,0 +1,122 @@
+"""Rounds of DDP's buckets among fixed workers: each sum replaces its bucket, under way while the next one fills."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from uneven.policy.core.membership import Members
+from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
+from uneven.run.lines.control_words import BehindBucket, ControlWords
+from uneven.run.lines.group_communicator import SummedInPlace
+from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
+from uneven.run.lines.in_step import out_of_step
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import bytes_of_sum
+
+# The works of this many exchanges are kept alive. If gloo's own thread dropped the last reference to a work, it would
+# take the interpreter's lock and create a thread state. A fork at that moment (a DataLoader's readers, when an epoch
+# starts) deadlocks the child, because CPython 3.11 forks while another thread holds the lock on its thread states.
+_KEPT = 16
+
+
+class BucketCommunicator:
+    """Implements :class:`.communicator.GradientCommunicator` on the process group of the workers that average."""
+
+    lonely = False
+    in_place = True
+
+    def __init__(self, group: Any, roll: RollCall, report_length: int) -> None:
+        self.group = group
+        self.words: ControlWords | None = ControlWords(group.rank(), group.size(), report_length)
+        self._behind = BehindBucket(self.words)
+        self._roll = roll
+        self._members: Members = tuple(dist.get_process_group_ranks(group))
+        self._at = RoundPlace("")
+        self._ends: Callable[[], None] | None = None
+        self._pieces: list[SummedInPlace] = []
+        self._works: list[dist.Work] = []  # under way, one for each piece
+        self._landed: deque[list[dist.Work]] = deque(maxlen=_KEPT)
+        self._factor = 1.0, torch.ones(())
+        self._nonfinite = torch.zeros(1)
+        self._flag: Any = None  # _nonfinite's memory as an array, which the host reads without torch's overhead
+
+    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
+        return self.group, False
+
+    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
+        take_from_first(model.buffers(), self.group)  # before torch 2.13, DDP's option disables the first one too
+        self._nonfinite, self._ends = torch.zeros(1, device=next(model.parameters()).device), ends
+        on_host = self._nonfinite.device.type == "cpu"
+        self._flag = self._nonfinite.numpy() if on_host else None
+        # All ranks must agree on the words, so one model on an accelerator disables them on all of them.
+        apart = self._nonfinite.new_tensor([float(not on_host)])
+        sum_now(apart, self.group)
+        if apart.item():
+            self.words = None
+
+    def begin(self, place: RoundPlace) -> None:
+        self._at = place
+
+    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> SummedInPlace:
+        factor = weight()
+        if factor == 0.0:
+            own.zero_()  # a padded batch: 0 · NaN would be NaN
+        elif own.is_sparse:
+            own.mul_(factor)
+            self._nonfinite += ~torch.isfinite(own._values().sum())
+        elif own.dtype == torch.float32:
+            if self._factor[0] != factor or self._factor[1].device != own.device:
+                self._factor = factor, torch.tensor(factor, dtype=torch.float32, device=own.device)
+            # One pass scales and checks for NaN and infinity, without waiting for the device.
+            torch._amp_foreach_non_finite_check_and_unscale_([own], self._nonfinite, self._factor[1])
+        else:
+            own.mul_(factor)
+            # The sum of finite float16 gradients may overflow, so it is computed in a wider type.
+            wide = torch.float64 if own.dtype == torch.float64 else torch.float32
+            self._nonfinite += ~torch.isfinite(own.sum(dtype=wide))
+        try:
+            sent, sparse = own, own.is_sparse
+            if self.words is not None and not sparse:
+                sent = self._behind.attach(own, self._at)
+            nbytes = sent._indices().nbytes + sent._values().nbytes if sparse else sent.nbytes
+            self._works.append(begin_sum(sent, self.group))
+        except RuntimeError as error:
+            raise self._roll.failure(self._at.what, error) from error
+        self._pieces.append(piece := SummedInPlace(own, bytes_of_sum(nbytes, len(self._members))))
+        return piece
+
+    def land(self, *, words: bool = False) -> Members:
+        works, pieces, self._works, self._pieces = self._works, self._pieces, [], []
+        self._landed.append(works)
+        with self._roll.waiting(self._at.what):
+            for piece, work in zip(pieces, works, strict=True):
+                work.wait()
+                if piece.own.is_sparse:  # the sum has other entries, so gloo returns another tensor
+                    piece.own.copy_(work.get_future().wait()[0])
+            if self.words is not None:
+                self._behind.collect()
+            if self._ends is not None:
+                self._ends()
+        if self.words is not None and self.words.apart:
+            at, index = self._at, self.group.rank()
+            raise out_of_step(
+                lambda table: sum_now(table, self.group), at.epoch, at.iteration, index, self._members, at.passes
+            )
+        if self._flag is not None and self._flag[0]:
+            self._flag[0], pieces[-1].fine = 0.0, False  # the flag is of all pieces together
+        return self._members
+
+    def nonfinite(self) -> bool:
+        if self._flag is not None or not self._nonfinite.item():
+            return False
+        self._nonfinite.zero_()
+        return True
+
+    def close(self) -> None:
+        """Do nothing: the group belongs to the connection."""
