@@ -40,7 +40,7 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
     rounds = inside(session).gradients.rounds
-    words = rounds.words
+    words = inside(session).gradients.words
     assert words is not None
     heard, own = [], [0.1 * field for field in range(1, len(Report._fields))]
     for iteration, (x, _) in enumerate(loader):
@@ -61,8 +61,8 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
         assert heard[iteration] is not None
         rows = heard[iteration].rows
         assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
-    assert rounds._behind._extended is not None
-    assert not rounds._behind._extended.apart, "DDP's own bucket has been made longer"
+    assert rounds._behind._bucket is not None
+    assert not rounds._behind._apart, "DDP's own bucket has been made longer"
     session.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import nn
 from torch.amp import GradScaler
 
 from uneven.policy.core.actions import StepPlan
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Members
 from uneven.run.context.context import Context
 from uneven.run.gradients.replica_check import ReplicaCheck
+from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.control_words import ControlWords
 
 
@@ -22,22 +25,19 @@ class Gradients:
     """The exchange of gradients of one worker. This one exchanges none, and others derive from it.
 
     Attributes:
+        turn: that of the newest pass, forward or backward.
         members: the workers that average gradients when training begins; None for no averaging.
+        owner: kept alive as long as the model.
         replicas: compares replicas now and then; None if it does not.
+        words: the numbers that travel with the gradients; None if none can.
     """
 
+    turn = BatchWeight(iteration=0, epoch=0, samples=0, weight=1.0)
     members: Members | None = None
+    owner: object = None
     replicas: ReplicaCheck | None = None
-
-    @property
-    def weight(self) -> float:
-        """The weight of the newest batch in the gradient."""
-        return 1.0
-
-    @property
-    def words(self) -> ControlWords | None:
-        """The numbers that travel with the gradients; None if none can."""
-        return None
+    words: ControlWords | None = None
+    _statistics: BatchStatistics | None = None
 
     def averaging(self, plan: StepPlan) -> Members | None:
         """Return the workers that can average gradients with this one under a plan."""
@@ -49,7 +49,9 @@ class Gradients:
         return []
 
     def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
-        """Start to compare replicas now and then, as they must be equal after each step."""
+        """Start to compare replicas now and then, as they must be equal after each step, and to warn of buffers."""
+        if self._statistics is not None and context.scribe.speaks:
+            self._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which backward passes leave their gradients in ``.grad`` without an exchange."""

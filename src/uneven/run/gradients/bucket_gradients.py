@@ -36,7 +36,6 @@ from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.step_check import ExchangedSteps
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.communicator import GradientCommunicator, RoundPlace, RoundTensor
-from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.group_lines import sum_now
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import parts_called, unused_parameters
@@ -72,10 +71,8 @@ class BucketGradients(ExchangedSteps):
         turn_now: returns the turn of the newest forward pass's batch; None if that pass is not on a loader's batch.
         observer: notified when the last bucket is ready and when the exchange has ended.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
+        group: of DDP's reducer: those who average, or only this process if members come and go.
         groups: the groups in which gradients are averaged in this step, if those of any plan can be.
-
-    Attributes:
-        owner: kept alive as long as the model.
     """
 
     turn_now: Callable[[], BatchWeight | None]
@@ -83,12 +80,10 @@ class BucketGradients(ExchangedSteps):
     on_nonfinite: Callable[[], None]
     traffic: Traffic
     rounds: GradientCommunicator
+    group: Any
     members: Members | None
     groups: Callable[[], Meeting | None] | None = None
-    owner: object = None
-    replicas: ReplicaCheck | None = None
     _options: dict[str, Any] = field(default_factory=dict)  # of DDP
-    _statistics: BatchStatistics | None = None
     _lanes: list[_Lane] = field(default_factory=list)
     _pieces: list[RoundTensor] = field(default_factory=list)  # in the exchange under way, one for each lane so far
     _behind: list[RoundTensor] = field(default_factory=list)  # behind them
@@ -97,14 +92,6 @@ class BucketGradients(ExchangedSteps):
     _prepared: bool = False  # whether DDP expects gradients to exchange
     _handles: list[RemovableHandle] = field(default_factory=list)
     _several: bool = False  # parts of the model are called, and no pass shows which of them the next loss is made of
-
-    @property
-    def weight(self) -> float:
-        return self.turn.in_gradient
-
-    @property
-    def words(self) -> ControlWords | None:
-        return self.rounds.words
 
     def averaging(self, plan: StepPlan) -> Members | None:
         if self.groups is None:
@@ -118,17 +105,15 @@ class BucketGradients(ExchangedSteps):
         self.owner, self._options = owner, ddp
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._wrap(model)
-        self._statistics = BatchStatistics(model, self.rounds.group)
-        self.rounds.meet(model, self._statistics.finish)
+        self._statistics = BatchStatistics(model, self.group if self.rounds.in_place else None)
+        self.words = self.rounds.meet(self._parameters[0].device, self._statistics.finish)
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
         return [self.check_step]
 
     def _wrap(self, model: nn.Module) -> None:
-        group, same = self.rounds.wraps()
-        self._ddp = DistributedDataParallel(
-            model, process_group=group, init_sync=not same, **self._options, **_NO_BROADCAST
-        )
+        how = {"process_group": self.group, "init_sync": self.rounds.in_place} | self._options | _NO_BROADCAST
+        self._ddp = DistributedDataParallel(model, **how)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 
     def wrap_again(self) -> None:
@@ -139,12 +124,11 @@ class BucketGradients(ExchangedSteps):
         self._wrap(self._ddp.module)
 
     def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
-        assert self._statistics is not None
-        if context.scribe.speaks:
-            self._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
+        super().compare(model, optimizers, context)
         # The closure below must not hold the gradients themselves, which have to be freed with the session.
-        roll, traffic, group = context.connection.roll, self.traffic, self.rounds.group
+        roll, traffic, group = context.connection.roll, self.traffic, self.group
         assert roll is not None
+        assert self._statistics is not None
 
         def total(numbers: torch.Tensor) -> None:
             with roll.waiting("the comparison of replicas"), traffic.waiting():

@@ -7,10 +7,9 @@ up to rounding for each pass, also if several wait in ``.grad``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch import nn
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Members
-from uneven.run.context.context import Context
 from uneven.run.context.observer import ExchangeObserver
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.gradients.base import Gradients
@@ -45,19 +43,13 @@ class ShardedGradients(Gradients):
     turn: BatchWeight
     group: Any
     members: Members | None
-    owner: object = None
     _model: nn.Module | None = None
-    _statistics: BatchStatistics | None = None
     _handles: list[Any] = field(default_factory=list)
     _synchronise: bool = True
     _pass: int = -1  # torch's number of the backward pass under way
     _counts: bool = False  # whether any pass in the next exchange has a weight
     _held: bool = False  # gradients of unsynchronised passes wait
     _exchanged: bool = False  # since the last step of an optimizer
-
-    @property
-    def weight(self) -> float:
-        return self.turn.in_gradient
 
     def attach(self, model: nn.Module, owner: object, **ddp: Any) -> list[Callable[..., None]]:
         """Install on ``model``; copy shards and buffers from the first rank that holds each.
@@ -72,7 +64,6 @@ class ShardedGradients(Gradients):
             mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor, as was checked
             if mesh.ndim == 2:
                 take_from_first([one.to_local().detach()], mesh.get_group(0))  # type: ignore[attr-defined] # as above
-        take_from_first(model.buffers(), self.group)
         several = any(one.device_mesh.ndim == 2 for one in model.parameters())  # type: ignore[attr-defined] # as above
         for layer in shards_of(model):
             layer.set_gradient_divide_factor(1.0)
@@ -88,11 +79,6 @@ class ShardedGradients(Gradients):
             *weigh_sync_batch_norm(model, lambda: self.turn.weight * self.group.size(), self.observer),
         ]
         return [self.check_step]
-
-    def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
-        """Do not compare replicas, because each worker holds a part of the model."""
-        if self._statistics is not None and context.scribe.speaks:
-            self._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
 
     def check_apart(self, caller: str) -> None:
         raise ConfigError(

@@ -23,9 +23,7 @@ from uneven.run.model.check import unused_parameters
 class ExchangedSteps(Gradients):
     """A model whose gradients are exchanged in its backward passes, and the steps of its optimizers.
 
-    Attributes:
-        turn: that of the newest pass, forward or backward.
-        scale: the weight of this worker's gradients in the next exchange.
+    ``scale`` is the weight of this worker's gradients in the next exchange.
     """
 
     turn: BatchWeight

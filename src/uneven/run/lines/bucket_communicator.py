@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from uneven.policy.core.membership import Members
 from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.control_words import BehindBucket, ControlWords
 from uneven.run.lines.group_communicator import SummedInPlace
-from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
+from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.in_step import out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import bytes_of_sum
@@ -32,13 +32,13 @@ class BucketCommunicator:
     in_place = True
 
     def __init__(self, group: Any, roll: RollCall, report_length: int) -> None:
-        self.group = group
-        self.words: ControlWords | None = ControlWords(group.rank(), group.size(), report_length)
-        self._behind = BehindBucket(self.words)
+        self._group = group
+        self._words: ControlWords | None = ControlWords(group.rank(), group.size(), report_length)
+        self._behind = BehindBucket(self._words)
         self._roll = roll
         self._members: Members = tuple(dist.get_process_group_ranks(group))
         self._at = RoundPlace("")
-        self._ends: Callable[[], None] | None = None
+        self._ends: Callable[[], None] = lambda: None
         self._pieces: list[SummedInPlace] = []
         self._works: list[dist.Work] = []  # under way, one for each piece
         self._landed: deque[list[dist.Work]] = deque(maxlen=_KEPT)
@@ -46,19 +46,16 @@ class BucketCommunicator:
         self._nonfinite = torch.zeros(1)
         self._flag: Any = None  # _nonfinite's memory as an array, which the host reads without torch's overhead
 
-    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
-        return self.group, False
-
-    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
-        take_from_first(model.buffers(), self.group)  # before torch 2.13, DDP's option disables the first one too
-        self._nonfinite, self._ends = torch.zeros(1, device=next(model.parameters()).device), ends
-        on_host = self._nonfinite.device.type == "cpu"
+    def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
+        self._nonfinite, self._ends = torch.zeros(1, device=device), ends
+        on_host = device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         # All ranks must agree on the words, so one model on an accelerator disables them on all of them.
         apart = self._nonfinite.new_tensor([float(not on_host)])
-        sum_now(apart, self.group)
+        sum_now(apart, self._group)
         if apart.item():
-            self.words = None
+            self._words = None
+        return self._words
 
     def begin(self, place: RoundPlace) -> None:
         self._at = place
@@ -82,10 +79,10 @@ class BucketCommunicator:
             self._nonfinite += ~torch.isfinite(own.sum(dtype=wide))
         try:
             sent, sparse = own, own.is_sparse
-            if self.words is not None and not sparse:
+            if self._words is not None and not sparse:
                 sent = self._behind.attach(own, self._at)
             nbytes = sent._indices().nbytes + sent._values().nbytes if sparse else sent.nbytes
-            self._works.append(begin_sum(sent, self.group))
+            self._works.append(begin_sum(sent, self._group))
         except RuntimeError as error:
             raise self._roll.failure(self._at.what, error) from error
         self._pieces.append(piece := SummedInPlace(own, bytes_of_sum(nbytes, len(self._members))))
@@ -99,14 +96,13 @@ class BucketCommunicator:
                 work.wait()
                 if piece.own.is_sparse:  # the sum has other entries, so gloo returns another tensor
                     piece.own.copy_(work.get_future().wait()[0])
-            if self.words is not None:
+            if self._words is not None:
                 self._behind.collect()
-            if self._ends is not None:
-                self._ends()
-        if self.words is not None and self.words.apart:
-            at, index = self._at, self.group.rank()
+            self._ends()
+        if self._words is not None and self._words.apart:
+            at, index = self._at, self._group.rank()
             raise out_of_step(
-                lambda table: sum_now(table, self.group), at.epoch, at.iteration, index, self._members, at.passes
+                lambda table: sum_now(table, self._group), at.epoch, at.iteration, index, self._members, at.passes
             )
         if self._flag is not None and self._flag[0]:
             self._flag[0], pieces[-1].fine = 0.0, False  # the flag is of all pieces together

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, device
 
 from uneven.policy.core.membership import Meeting, Members
 from uneven.run.lines.traffic import Traffic
@@ -88,19 +87,13 @@ class GradientCommunicator(Communicator, Protocol):
     Attributes:
         in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
             again after a loss.
-        group: the process group for statistics of a forward pass; None if they follow the gradients in their round.
-        words: travel with each round; None if no worker can read them without waiting for its device.
     """
 
     in_place: bool
-    group: Any
-    words: ControlWords | None
 
-    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
-        """Return the process group of DDP's reducer, and whether all workers have the same model already."""
-
-    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
-        """Give all workers the first one's buffers; ``ends`` is called in each round, while this worker waits."""
+    def meet(self, device: device, ends: Callable[[], None]) -> ControlWords | None:
+        """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
+        Returns the words of each round; None if a worker had to wait for its device to read them."""
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
         """Send one tensor; ``into`` is memory of its size, for a sum that does not replace it."""

@@ -164,7 +164,9 @@ class BehindBucket:
         self._place = 0  # of the next bucket of this exchange
         self._changed = False  # whether a bucket differs from the last exchange's
         self._index = -1  # the place of the bucket with the words
-        self._extended: _ExtendedBucket | None = None
+        self._bucket: Tensor | None = None  # that bucket, in `_whole`, or apart from it
+        self._apart = False
+        self._whole = self._tail = torch.empty(0)
         self._attached = False
 
     def attach(self, bucket: Tensor, at: RoundPlace) -> Tensor:
@@ -174,42 +176,31 @@ class BehindBucket:
             self._buckets[place:], self._changed = [bucket], True
         if place != self._index:
             return bucket
-        extended = self._extended
-        if extended is None or extended.bucket is not bucket:
-            extended = self._extended = _ExtendedBucket(bucket, self._words.count(bucket.dtype))
-        if extended.apart:
-            extended.gradients.copy_(bucket)
-        self._words.write(extended.words, at)
+        if self._bucket is not bucket:
+            count = self._words.count(bucket.dtype)
+            # A copy holds both if the memory cannot grow, for example because a user's array shares it. The sum then
+            # still has the same length as on other ranks.
+            longer = _lengthened(bucket, count)
+            self._bucket, self._apart = bucket, longer is None
+            self._whole = torch.empty(bucket.numel() + count, dtype=bucket.dtype) if longer is None else longer
+            self._tail = self._whole[bucket.numel() :]
+        if self._apart:
+            self._whole[: bucket.numel()] = bucket
+        self._words.write(self._tail, at)
         self._attached = True
-        return extended.whole
+        return self._whole
 
     def collect(self) -> None:
         """Restore the buckets after all sums have arrived, and read the words."""
-        extended = self._extended
-        if self._attached and extended is not None:
-            if extended.apart:
-                extended.bucket.copy_(extended.gradients)
-            self._words.read(extended.words)
+        if self._attached and self._bucket is not None:
+            if self._apart:
+                self._bucket.copy_(self._whole[: self._bucket.numel()])
+            self._words.read(self._tail)
         if self._changed or self._place != len(self._buckets):
             del self._buckets[self._place :]
             self._index = min(range(self._place), key=lambda place: self._buckets[place].nbytes)
             self._words.dtype = self._buckets[self._index].dtype
         self._place, self._changed, self._attached = 0, False, False
-
-
-class _ExtendedBucket:
-    """A bucket with ``count`` words at its end."""
-
-    def __init__(self, bucket: Tensor, count: int) -> None:
-        size = bucket.numel()
-        # A copy holds both if the memory cannot grow, for example because a user's array shares it. The sum then still
-        # has the same length as on other ranks.
-        longer = _lengthened(bucket, count)
-        self.apart = longer is None
-        self.whole = torch.empty(size + count, dtype=bucket.dtype) if longer is None else longer
-        self.bucket = bucket
-        self.gradients = self.whole[:size]
-        self.words = self.whole[size:]
 
 
 def _lengthened(bucket: Tensor, more: int) -> Tensor | None:

@@ -24,12 +24,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
-from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted, alone
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.all_to_all import Swap
 from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.contribution import Contribution
@@ -76,7 +75,6 @@ class ElasticCommunicator:
 
     lonely = True
     in_place = False
-    group = None
 
     def __init__(self, membership: Membership, listener: RoundListener, *, report_length: int) -> None:
         self.membership = membership
@@ -262,12 +260,8 @@ class ElasticCommunicator:
         self.words.renew(generation.place(self.membership.worker), len(generation.members))
 
     # ---------------------------------------------------------------- gradients
-    def wraps(self) -> tuple[dist.ProcessGroup, bool]:
-        # A group of this process only, because DDP cannot use another one after a failure.
-        return alone(), True
-
-    def meet(self, model: nn.Module, ends: Callable[[], None]) -> None:
-        """Do nothing: the members have the first one's buffers, and a newcomer gets them with its state."""
+    def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords:
+        return self.words
 
     def nonfinite(self) -> bool:
         return False

@@ -84,7 +84,7 @@ class OverAll:
 
     @property
     def weight(self) -> float:
-        return self._loop.gradients.weight
+        return self._loop.gradients.turn.in_gradient
 
     def evaluate(
         self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None, dataloader: dict[str, Any]

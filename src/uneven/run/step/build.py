@@ -31,6 +31,7 @@ from uneven.run.gradients.bucket_gradients import BucketGradients
 from uneven.run.gradients.exchange_weight import RemainingWeight
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.gradients.sharded_gradients import ShardedGradients
+from uneven.run.lines.abortable_group import alone
 from uneven.run.lines.bucket_communicator import BucketCommunicator
 from uneven.run.lines.communicator import VectorLine
 from uneven.run.lines.control_words import ControlWords
@@ -388,16 +389,17 @@ def gradients_by(
         refuse_inelastic(model)
         how |= {**_from_the_start(context, len(context.members)), "rounds": there.rounds, "groups": agreement.groups}
         scale = RemainingWeight(worker=context.rank, returned=there.returned, rounds=there.rounds)
-        gradients = BucketGradients(**how, scale=scale, members=context.members)
+        # DDP cannot use another group after a failure.
+        gradients = BucketGradients(**how, scale=scale, group=alone(), members=context.members)
         there.wrap_again = gradients.wrap_again
         return gradients
     group = None if connection.roll is None else gradient_group(out, context.rank, context.members)
     if group is None or connection.roll is None:
         return Gradients()
+    how |= {**_from_the_start(context, group.size()), "group": group}
     how["members"] = next(one for one in out.gradient_groups if context.rank in one)
-    how |= _from_the_start(context, group.size())
     if sharded:
-        return ShardedGradients(**how, roll=connection.roll, group=group)
+        return ShardedGradients(**how, roll=connection.roll)
     refuse_sparse_on_accelerator(model)
     return BucketGradients(**how, rounds=BucketCommunicator(group, connection.roll, len(Report._fields)))
 
