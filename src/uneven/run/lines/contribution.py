@@ -21,8 +21,9 @@ class Contribution:
 
     own: Tensor  # this worker's tensor, flat and unscaled; not changed until the exchange is complete
     weight: Weight  # returns its factor among the current members
-    sent: Tensor  # `own` scaled, then the sum; flat, longer than `own` by the words, which no tensor precedes
+    sent: Tensor  # `own` scaled, then the sum; flat
     kept: bool = True  # whether the sum is kept for a member that lacks it after a loss; otherwise the caller owns it
+    worded: bool = False  # whether it is the members' words instead of a tensor
     fine: bool = True  # whether `own` is finite, if its weight is not 0
     work: Any = None  # the exchange under way; None if it could not start
     inside: Members | None = None  # the group of members it is summed over; None for all
@@ -33,14 +34,9 @@ class Contribution:
         """The sum once the exchange is complete; shape of ``own``."""
         return self.sent[: self.own.numel()]
 
-    @property
-    def worded(self) -> bool:
-        """True if it is the members' words, with announcements."""
-        return self.sent.numel() > self.own.numel()
-
-    def room(self, spare: Contribution | None, words: int = 0) -> None:
+    def room(self, spare: Contribution | None) -> None:
         """Take the memory of ``spare``, which is no longer needed, if it fits; otherwise allocate."""
-        size, dtype = self.own.numel() + words, self.own.dtype
+        size, dtype = self.own.numel(), self.own.dtype
         if spare is None or not (self.kept and spare.kept) or spare.sent.dtype != dtype or spare.sent.numel() < size:
             self.sent = torch.empty(size, dtype=dtype)
         else:

@@ -86,7 +86,6 @@ class ElasticCommunicator:
         self.pieces: list[Contribution] = []  # of the exchange under way
         self._swap: Swap | None = None
         self._circles: dict[Members, AbortableGroup] = {}  # groups of some members of this generation
-        self._nothing = torch.empty(0, dtype=torch.float64)  # before the words
         self._listener = listener
         self._kept: list[Contribution] = []  # of the last exchange, with their sums
         self._spare: list[Contribution] = []  # of the exchange before; their memory is used again
@@ -104,20 +103,19 @@ class ElasticCommunicator:
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> Contribution:
         """Start the sum of one tensor; see :class:`.communicator.GradientCommunicator`.
         The sum has the memory ``into`` only if the exchange is confirmed, and other memory after a loss."""
-        return self._add(own, weight, into)
-
-    def _add(self, own: Tensor, weight: Weight = unscaled, into: Tensor | None = None, words: int = 0) -> Contribution:
-        piece = Contribution(own, weight, self._nothing if into is None else into, kept=into is None)
+        piece = Contribution(own, weight, own if into is None else into, kept=into is None)
         if into is None:
             place = len(self.pieces)
-            piece.room(self._spare[place] if place < len(self._spare) else None, words)
+            piece.room(self._spare[place] if place < len(self._spare) else None)
         self.pieces.append(piece)
         self._send(piece)
         return piece
 
     def _say(self) -> None:
         """Start the exchange of all members' words."""
-        self._add(self._nothing, words=self.words.count(self._nothing.dtype))
+        nothing = torch.empty(0, dtype=torch.float64)
+        self.pieces.append(piece := Contribution(nothing, unscaled, nothing, worded=True))
+        self._send(piece)
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Start an all-to-all of pieces of any shape, the only tensors of the exchange under way; see :class:`Swap`."""
@@ -272,8 +270,10 @@ class ElasticCommunicator:
 
     def _send(self, piece: Contribution) -> None:
         assert self.at is not None
-        piece.fill()
-        if piece.worded:
+        if not piece.worded:
+            piece.fill()
+        else:
+            piece.sent = torch.empty(self.words.count(piece.own.dtype), dtype=piece.own.dtype)
             self.words.write(piece.sent, self.at, self._listener.announce())
         try:
             piece.inside = None if self.at.groups is None or piece.worded else self.mine(self.at.groups)
@@ -358,8 +358,8 @@ class ElasticCommunicator:
         if not needed:
             self._kept = []
         for place, piece in enumerate(self.pieces):
-            words = self.words.count(piece.own.dtype) if piece.worded else 0
-            piece.room(spare[place] if place < len(spare) else None, words)
+            if not piece.worded:
+                piece.room(spare[place] if place < len(spare) else None)
             self._send(piece)
 
     def _out_of_step(self, at: RoundPlace) -> TrainingError:
