@@ -255,6 +255,17 @@ def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
         assert rows.tolist() == [[7.0], [8.0]]
 
 
+def test_an_exchange_without_the_smallest_bucket_says_nothing() -> None:
+    (words,), large, small = [Behind(0, 1, 1)], torch.ones(9), torch.ones(4)
+    for buckets in ([large, small], [large, small], [large]):
+        words.call([5.0])
+        for bucket in buckets:
+            words.behind.attach(bucket, AT)
+        words.behind.collect()
+        heard = words.take()
+    assert heard == NOTHING
+
+
 def _exchange(words: list[Behind], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
     """What each carried, summed up; ``then`` is what the bucket holds afterwards."""
     carried = [each.behind.attach(bucket, AT) for each in words]

@@ -210,7 +210,7 @@ class BucketGradients(ExchangedSteps):
         elif turn is not self.turn and not turn.counts_like(self.turn):
             raise TrainingError(
                 f"one backward pass through the batches of iterations {self.turn.iteration} and {turn.iteration}, "
-                f"which count differently ({self.scale():.4g} and {turn.in_gradient:.4g} of the gradient): call "
+                f"which count differently ({self.scale.now:.4g} and {turn.in_gradient:.4g} of the gradient): call "
                 f"backward once for each batch, all but the last inside session.no_sync()"
             )
 
@@ -272,16 +272,9 @@ class BucketGradients(ExchangedSteps):
     def _place(self) -> RoundPlace:
         turn, passes = self.turn, self._exchanges - self._seen[0] + 1
         again = f", backward pass {passes} on its batch" if passes > 1 else ""
-        return RoundPlace(
-            f"the gradient exchange of iteration {turn.iteration}{again}",
-            turn.epoch,
-            place=turn.iteration,
-            iteration=turn.iteration,
-            settles=turn.iteration,
-            groups=None if self.groups is None else self.groups(),
-            confirmed=True,
-            passes=passes,
-        )
+        what, where = f"the gradient exchange of iteration {turn.iteration}{again}", (turn.epoch, *3 * (turn.iteration,))
+        groups = None if self.groups is None else self.groups()
+        return RoundPlace(what, *where, groups=groups, confirmed=True, passes=passes)
 
     def _land(self) -> None:
         assert self._ddp is not None

@@ -22,11 +22,11 @@ class ExchangeWeight:
     """The weight of the current pass and of all gradients that wait; called as a :data:`.communicator.Weight`."""
 
     held: bool = False  # whether gradients of unsynchronised passes wait in .grad
-    _now: float = 0.0
+    now: float = 0.0  # among the workers that began the exchange
     _passes: dict[int, BatchWeight] = field(default_factory=dict)  # by iteration, those in the next exchange
 
     def __call__(self) -> float:
-        return self._now
+        return self.now
 
     def of(self, turn: BatchWeight) -> float:
         """Return x_i / Σ x of a batch."""
@@ -38,11 +38,11 @@ class ExchangeWeight:
         # The exchange multiplies all of .grad by one weight, so gradients that wait are rescaled to the new one.
         if self.held:
             weight = max(weight, _TINY)
-            if weight != self._now:
+            if weight != self.now:
                 for one in parameters:
                     if one.grad is not None:
-                        one.grad.mul_(self._now / weight)
-        self._now = weight
+                        one.grad.mul_(self.now / weight)
+        self.now = weight
         if turn.exchanging:
             self._passes.setdefault(turn.iteration, turn)
             self.held |= not exchanged
@@ -64,7 +64,7 @@ class RemainingWeight(ExchangeWeight):
         # `.grad` may hold several batches (`no_sync`), split differently. After a loss the remaining samples of all
         # these batches are scaled by one factor, so that the result is the mean over them.
         there = sum(map(self._there, self._passes.values()))
-        return self._now * len(self._passes) / there if there else self._now
+        return self.now * len(self._passes) / there if there else self.now
 
     def of(self, turn: BatchWeight) -> float:
         return turn.weight / self._samples_there(turn)

@@ -22,13 +22,11 @@ from uneven.run.lines.rendezvous import MeetingPlace
 from uneven.runtime.timeout_call import within
 
 # Time to answer: enough for a worker with a tenth of a core, and for one whose connection to the store took five
-# seconds,
-# as happens if name resolution fails.
+# seconds, as happens if name resolution fails.
 _GRACE_S = 6.0
 
 # Time in which a process that was called may still reach the exchange: the first workers to notice ask immediately,
-# when
-# a slower one may be in the step before.
+# when a slower one may be in the step before.
 _ON_ITS_WAY_S = 2.0
 
 # The longest wait that the store's clock can hold. If a thread gives up after it, only error messages suffer.

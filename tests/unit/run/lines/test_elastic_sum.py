@@ -41,16 +41,16 @@ def test_a_padded_batch_counts_nothing_even_where_it_is_no_number() -> None:
 def test_memory_is_used_again_where_it_fits_and_is_nobody_elses() -> None:
     old = Contribution(torch.ones(4), lambda: 1.0, torch.ones(6))
     piece = Contribution(torch.ones(4), lambda: 1.0, torch.empty(0))
-    piece.room(old, 2)
+    piece.room(old)
     assert piece.sent.data_ptr() == old.sent.data_ptr()
     for other in (
-        Contribution(torch.ones(4), lambda: 1.0, torch.ones(5)),
+        Contribution(torch.ones(4), lambda: 1.0, torch.ones(3)),
         Contribution(torch.ones(4), lambda: 1.0, torch.ones(6, dtype=torch.float64)),
         Contribution(torch.ones(4), lambda: 1.0, torch.ones(6), kept=False),
     ):
-        piece.room(other, 2)
+        piece.room(other)
         assert piece.sent.data_ptr() != other.sent.data_ptr()
-        assert piece.sent.numel() == 6
+        assert piece.sent.numel() == 4
 
 
 @pytest.mark.parametrize("views", [False, True])
