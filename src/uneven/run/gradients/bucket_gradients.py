@@ -317,9 +317,9 @@ class BucketGradients(ExchangedSteps):
 
 
 def _on_bucket(
-    carrier: Any,
+    gradients: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
 ) -> torch.futures.Future[torch.Tensor]:
     # The hook lives in C++, invisible to the garbage collector, so it holds only a weak reference.
-    found: torch.futures.Future[torch.Tensor] = carrier().carry(bucket)
+    found: torch.futures.Future[torch.Tensor] = gradients().carry(bucket)
     return found

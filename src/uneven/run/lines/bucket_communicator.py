@@ -43,11 +43,11 @@ class BucketCommunicator:
         self._works: list[dist.Work] = []  # under way, one for each piece
         self._landed: deque[list[dist.Work]] = deque(maxlen=_KEPT)
         self._factor = 1.0, torch.ones(())
-        self._nonfinite = torch.zeros(1)
+        self._nonfinite = torch.zeros(1, dtype=torch.float32)
         self._flag: Any = None  # _nonfinite's memory as an array, which the host reads without torch's overhead
 
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
-        self._nonfinite, self._ends = torch.zeros(1, device=device), ends
+        self._nonfinite, self._ends = torch.zeros(1, dtype=torch.float32, device=device), ends
         on_host = device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         # All ranks must agree on the words, so one model on an accelerator disables them on all of them.
