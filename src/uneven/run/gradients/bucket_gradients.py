@@ -272,9 +272,9 @@ class BucketGradients(ExchangedSteps):
     def _place(self) -> RoundPlace:
         turn, passes = self.turn, self._exchanges - self._seen[0] + 1
         again = f", backward pass {passes} on its batch" if passes > 1 else ""
-        what, where = f"the gradient exchange of iteration {turn.iteration}{again}", (turn.epoch, *3 * (turn.iteration,))
+        what, where = f"the gradient exchange of iteration {turn.iteration}{again}", 3 * (turn.iteration,)
         groups = None if self.groups is None else self.groups()
-        return RoundPlace(what, *where, groups=groups, confirmed=True, passes=passes)
+        return RoundPlace(what, turn.epoch, *where, groups=groups, confirmed=True, passes=passes)
 
     def _land(self) -> None:
         assert self._ddp is not None
