@@ -10,8 +10,8 @@ import pytest
 from test_architecture import KNOWN, LIBRARY, Module, imports, target
 
 ENGINE = re.compile(
-    r"\w*Carrier|\w*Gradients|\w+Sync|\w*Aggregator|\w*Peers|\w*Elastic|ClaimingElastic|Fixed|\w+Lines|\w*Line|"
-    r"\w*Recovery|RecoveredVectors|PeerExchanges|Exchanges|\w*Group|\w*Communicator|FixedMembers|ElasticRun"
+    r"\w*Carrier|\w*Gradients|\w+Sync|\w*Aggregator|\w*Peers|\w+Members|\w+Lines|\w*Line|\w*Recovery|"
+    r"RecoveredVectors|PeerExchanges|Exchanges|\w*Group|\w*Communicator|ElasticRun"
 )
 """Carriers, exchanges of gradients, syncs, elastic runs, lines and communicators."""
 

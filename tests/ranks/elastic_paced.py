@@ -37,7 +37,7 @@ def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> Non
 
     def merged() -> list[object]:
         """What came of a merge among all, the same bit for bit on each."""
-        if not elastic.beside:
+        if not elastic.aside:
             return []
         assert own.noted == own.exchanges, "another merge than the one that was noted"
         return [zlib.crc32(elastic.merging._replica.for_newcomers().numpy().tobytes())]

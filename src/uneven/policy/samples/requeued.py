@@ -119,8 +119,8 @@ class RequeuedSamples:
         for earlier in [one for one in self._missing if one < iteration]:
             del self._missing[earlier]
 
-    def changed(self, border: int, members: Members, exchanging: int) -> None:
-        """Divide iterations from ``border`` on among other members."""
+    def changed(self, border: int, members: Members, exchanging: int) -> int:
+        """Divide iterations from ``border`` on among other members, and return the border."""
         before = self._eras[-1][1]
         gone = set(before) - set(members)
         self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
@@ -130,6 +130,7 @@ class RequeuedSamples:
                 self._give_up(part, gone, border)
         for step in self._held.changed(members, sorted(set(members) - set(before))):
             self._waiting += [(border, run) for run in runs(step.part.span(step.worker))]
+        return border
 
     def spoken_for(self, worker: int, iteration: int) -> float:
         """Return a worker's samples up to an iteration that are not in every replica, divided by the replicas that

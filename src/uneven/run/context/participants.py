@@ -10,7 +10,7 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.core.membership import Generation, Members
-from uneven.policy.samples.order import Changing, Portion
+from uneven.policy.samples.order import Changing, Portion, SampleBook
 
 
 class Transferable(Protocol):
@@ -52,7 +52,8 @@ class Participants(Protocol):
         changes: whether workers may leave and join.
         alone: whether this worker is the only one, and no other can join.
         joins_later: whether this worker was not there at the start.
-        changing: the object that a loader asks about members and requeued samples; None if members are fixed.
+        book: the record of who has which samples; None if members are fixed.
+        changing: the same object if all workers take the same steps; otherwise None.
         counted: returns the samples of an iteration that count for all workers together.
     """
 
@@ -69,6 +70,8 @@ class Participants(Protocol):
     def most(self) -> int: ...
     @property
     def joins_later(self) -> bool: ...
+    @property
+    def book(self) -> SampleBook | None: ...
     @property
     def changing(self) -> Changing | None: ...
     @property
@@ -111,7 +114,7 @@ class FixedMembers:
     generation = 0
     changes = False
     joins_later = False
-    changing = None
+    book = changing = None
     counted: Callable[[Portion], int] = staticmethod(attrgetter("size"))  # called in each step: no function of Python
 
     def __init__(self, rank: int, size: int) -> None:

@@ -226,8 +226,14 @@ class ElasticCommunicator:
                 continue
             return made
 
-    def hand_over(self, new: Generation, lacking: bool) -> None:
-        """Send the sums of the last exchange from a member that has them to those that lack them."""
+    def _take_up(self, new: Generation, began_s: float, *, lacking: bool) -> None:
+        """Report a new generation; before that, send it the sums of the last exchange if members lack them."""
+        try:
+            self._hand_over(new, lacking)
+        finally:  # if the donor is lost now, the next generation does not name the members that were lost before
+            self._listener.changed(new, not lacking, began_s)
+
+    def _hand_over(self, new: Generation, lacking: bool) -> None:
         if new.donor is None:
             return
         assert self.circle is not None
@@ -239,16 +245,16 @@ class ElasticCommunicator:
             if lacking:
                 piece.sent = sent
 
-    def serve(self) -> None:
-        """Form the next generation with the others outside of any exchange, and send them the sums that they lack."""
+    def serve(self, *, between: bool = False) -> Generation:
+        """Form the next generation with the others outside of any exchange, and send them the sums that they lack.
+        See :meth:`next_generation` for ``between``."""
         while True:
-            began_s, new = time.monotonic(), self.next_generation()
+            began_s, new = time.monotonic(), self.next_generation(between=between)
             try:
-                self.hand_over(new, lacking=False)
+                self._take_up(new, began_s, lacking=False)
             except GroupAborted:
                 continue
-            self._listener.changed(new, True, began_s)
-            return
+            return new
 
     def mine(self, groups: Meeting) -> Members:
         generation, worker = self.membership.generation, self.membership.worker
@@ -329,8 +335,7 @@ class ElasticCommunicator:
             began_s, new = time.monotonic(), self.next_generation()
             try:
                 lacking = self.exchanges < new.exchange
-                self.hand_over(new, lacking)
-                self._listener.changed(new, not lacking, began_s)
+                self._take_up(new, began_s, lacking=lacking)
                 if lacking:
                     # The sums were made before this generation, so the members of that generation are in them.
                     self.by = new.by

@@ -122,7 +122,7 @@ class Preparation:
         division = Division(
             rank=context.rank, workers=len(context.members), seed=context.config.seed,
             split_for=loop.reports.shares, settled=loop.reports.settled,
-            counter=counter_of(asked.dataset, context, loop.own_pace), changing=there.changing,
+            counter=counter_of(asked.dataset, context, loop.own_pace), book=there.book, changing=there.changing,
         )  # fmt: skip
         settle = partial(self._threads.settle, there.pass_over)
         calls = LoaderCalls(enter=there.enter, begin=begin, end=loop.end, settle=settle, over=loop.over)

@@ -1,14 +1,20 @@
-"""An elastic run on one worker: its reaction to changed members, and the change between two steps."""
+"""An elastic run on one worker: all that does not depend on how its members agree on a change.
+
+A new generation becomes known where the way of changing members finds it, perhaps in another thread. Then it waits in
+one queue, which the training thread empties between two steps. :mod:`.agreed` and :mod:`.followed` are the two ways.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,15 +23,20 @@ from uneven.journal import LEFT
 from uneven.policy.control.reports import Report
 from uneven.policy.core.membership import Generation, Members, generation_of, told
 from uneven.policy.core.records import MembershipRecord
-from uneven.policy.samples.order import Changing, Portion
+from uneven.policy.samples.order import Changing, Portion, SampleBook
 from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.context.participants import ChangingRun
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
-from uneven.run.lines.control_words import JOIN_PENDING, LEAVING
+from uneven.run.lines.control_words import JOIN_PENDING, NONE
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.generations import LeftOut, Membership
 from uneven.run.membership.preemption_notice import PreemptionNotice
 from uneven.run.membership.state_transfer import give, load_state, state_of, take
+
+if TYPE_CHECKING:
+    from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
+
+LOOK_S = 0.005
 
 
 class LeftRun(SystemExit):
@@ -36,12 +47,19 @@ class LeftRun(SystemExit):
 
 
 class ElasticRun:
-    """The elastic run of one worker whose gradients or replicas are summed in the training thread; implements
-    :class:`.participants.Participants` and :class:`.elastic_communicator.RoundListener`."""
+    """The elastic run of one worker; implements :class:`.participants.Participants`.
+
+    Attributes:
+        returned: the requeued samples of a run whose workers take the same steps.
+        claims: the leases of a run whose workers take samples asynchronously.
+        book: the one of these two that is in use.
+        leaving: whether this worker leaves after its step.
+    """
 
     changes = True
     alone = False
-    beside = False  # whether a background thread makes the exchanges
+    aside = False  # whether another thread forms groups while this worker sends or receives the state of the run
+    claims: LeasedSamples
 
     def __init__(
         self,
@@ -51,24 +69,28 @@ class ElasticRun:
         leave_on: Sequence[int] = (),  # signals with the meaning of SIGTERM
     ) -> None:
         self.membership = membership
-        self.returned = RequeuedSamples(membership.members)  # the requeued samples
+        self.most = membership.bounds[1]
+        self.joins_later = membership.joins_later
+        self.book: SampleBook
+        self.book = self.returned = RequeuedSamples(membership.members)
         # makes all rounds of this worker
         self.rounds = ElasticCommunicator(membership, self, report_length=len(Report._fields))
-        self.leaving = False  # whether this worker leaves after its step
-        self.wrap_again: Callable[[], None] = _nothing  # called when members have come
+        self.leaving = False
         self._run: ChangingRun | None = None
         self._model: nn.Module | None = None
         self._others: tuple[Any, ...] = ()  # optimizers first; all with state_dict and load_state_dict
         self._versions: list[int] = []  # of the parameters when this worker received them as a newcomer
         self._write = write
         self._say = say  # prints a message for the user, and records it as the named event, if there is a name
-        self._later: list[tuple[Generation, float]] = []
+        # generation, pause in seconds, and of each lost worker its last update; another thread may add to it
+        self._queue: deque[tuple[Generation, float, dict[int, int]]] = deque()
         self._iteration = 0
-        self._in = not membership.joins_later
+        self._in = not self.joins_later
         self._over = False
-        self._restore_signal: Callable[[], None] = lambda: None
         self._watches: list[PreemptionNotice] = []
-        self._listen((signal.SIGTERM, *leave_on))
+        # Python allows signal handlers only in the main thread; session.leave() does the same.
+        mine = (signal.SIGTERM, *leave_on) if threading.current_thread() is threading.main_thread() else ()
+        self._handlers = {number: signal.signal(number, self._on_term) for number in mine}  # before this session
 
     @property
     def members(self) -> Members:
@@ -83,20 +105,16 @@ class ElasticRun:
         return self.membership.generation.number
 
     @property
-    def most(self) -> int:
-        return self.membership.bounds[1]
-
-    @property
-    def joins_later(self) -> bool:
-        return self.membership.joins_later
-
-    @property
-    def changing(self) -> Changing:
-        return self.returned
+    def changing(self) -> Changing | None:
+        return self.returned if self.book is self.returned else None
 
     @property
     def counted(self) -> Callable[[Portion], int]:
-        return self.returned.counted
+        return self.book.counted
+
+    def lease(self, claims: LeasedSamples) -> None:
+        """Let workers take samples asynchronously, before the first batch."""
+        self.book = self.claims = claims
 
     def bind(self, run: ChangingRun) -> None:
         self._run = run
@@ -107,7 +125,7 @@ class ElasticRun:
     def meet(self, model: nn.Module) -> None:
         """Form the founders' group and broadcast the first one's parameters and buffers."""
         # A worker that joins later gets them with the state of the run.
-        if self.membership.joins_later or self.rounds.circle is not None:
+        if self.joins_later or self.rounds.circle is not None:
             return
         try:
             circle = self.rounds.circle = self.membership.circle("exchanges")
@@ -135,28 +153,14 @@ class ElasticRun:
         else:
             signal.raise_signal(signal.SIGTERM)  # the main thread waits to join; only a signal interrupts it
 
-    def _listen(self, numbers: Sequence[int]) -> None:
-        """Handle signals: finish the step and leave."""
-        if threading.current_thread() is not threading.main_thread():
-            return  # Python allows signal handlers only there; session.leave() does the same
-        before = {number: signal.signal(number, self._on_term) for number in numbers}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-        self._restore_signal = restore
-
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
+    def _on_term(self, number: int, frame: FrameType | None) -> None:  # finish the step and leave
         if not self._in:
             raise LeftRun  # it waits to join
         self.leaving = True
 
+    # ---------------------------------------------------------------- rounds, if workers make any
     def announce(self) -> float:
-        """Return this member's announcement for the next exchange."""
-        if self.leaving:
-            return LEAVING
-        return JOIN_PENDING if self.membership.somebody_asks else 0.0
+        return JOIN_PENDING if self.membership.somebody_asks else NONE
 
     def drawn(self) -> int:
         return self.returned.newest
@@ -171,25 +175,22 @@ class ElasticRun:
 
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
-        pause_s = time.monotonic() - began_s
-        if now:
-            at = self.rounds.at
-            self._apply(generation, pause_s, -1 if at is None else at.settles)
-        else:
-            self._later.append((generation, pause_s))
+        self._queue.append((generation, time.monotonic() - began_s, {}))
 
     def flush(self) -> None:
-        """Apply generations that start with the next exchange, because the current one is complete."""
-        later, self._later = self._later, []
-        for generation, pause_s in later:
-            self._apply(generation, pause_s, -1)
+        self.take_up()
 
-    def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
-        self.returned.changed(generation.border, generation.members, exchanging)
-        self.rounds.renew(generation)
-        self.tell(generation, pause_s)
+    def take_up(self, exchanging: int = -1) -> None:
+        """Continue with the members of the generations in the queue, in their order; call it in the training thread.
+        The round under way decides about samples up to the iteration ``exchanging``."""
+        while self._queue:
+            generation, pause_s, arrived = self._queue.popleft()
+            border = self.book.changed(generation.border, generation.members, exchanging)
+            for worker, update in arrived.items():
+                self.claims.lost(worker, update)
+            self._tell(replace(generation, border=border), pause_s)
 
-    def tell(self, generation: Generation, pause_s: float) -> None:
+    def _tell(self, generation: Generation, pause_s: float) -> None:
         assert self._run is not None
         self._run.members_changed(generation)
         if generation.left or generation.came:
@@ -210,6 +211,12 @@ class ElasticRun:
             )
             if self.membership.place == 0:
                 self._say(f"{text}; {len(generation.members)} workers go on with iteration {self._iteration}")
+        if generation.came and self.membership.worker == donor_of(generation):
+            self._admit(generation)
+
+    def _admit(self, new: Generation) -> None:
+        """Give newcomers the state of the run, as their donor."""
+        raise NotImplementedError
 
     # ---------------------------------------------------------------- around a step
     def begins(self, part: Portion) -> None:
@@ -224,39 +231,16 @@ class ElasticRun:
             self._versions = []
 
     def step_over(self) -> None:
-        """Change members, if announced, after a step and before the next one. Raises LeftRun if this worker leaves."""
-        self.flush()
-        announced = self.rounds.announced()
-        # After a recovery of this exchange the members have already changed here.
-        if not any(announced) or self.membership.generation.exchange == self.rounds.exchanges:
-            return
-        assert self._run is not None
-        if self._run.apart:
-            return  # a newcomer starts from a merged model; the next merge announces it again
-        # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
-        through = LEAVING not in announced or self.rounds.all_through()
-        self._change_members(leaving=through and announced[self.membership.place] == LEAVING)
+        raise NotImplementedError
 
     def pass_over(self) -> None:
         assert self._run is not None
         self._run.settle()
         self.flush()
 
-    def _change_members(self, leaving: bool) -> None:
-        began_s = time.monotonic()
-        while True:
-            new = self.rounds.next_generation(between=True, leaving=leaving)
-            if leaving:
-                self._leave()
-            try:
-                self.rounds.hand_over(new, lacking=False)
-                self.changed(new, True, began_s)
-                if new.came:
-                    self.wrap_again()
-                    self._give_state(new)
-                return
-            except GroupAborted:
-                continue
+    def tend(self) -> bool:
+        """Take up changes while this worker waits for the samples of others; return whether no merge is under way."""
+        raise NotImplementedError
 
     def _leave(self) -> None:
         self._over = True
@@ -266,14 +250,9 @@ class ElasticRun:
         raise LeftRun
 
     # ---------------------------------------------------------------- newcomers
-    def _give_state(self, new: Generation) -> None:
-        donor, *_ = [one for one in new.members if str(one) not in new.came]
-        if self.membership.worker == donor:
-            self.give_state(str(new.number), (donor, *sorted(map(int, new.came))))
-
-    def give_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Send the state of the run from this worker, the first of these members; raises GroupAborted if one of
-        them has failed."""
+    def give_state(self, key: str, those: Members, lost: Callable[[], bool]) -> None:
+        """Send the state of the run from this worker, the first of these members; raises GroupAborted once ``lost``
+        returns that one of them has failed."""
         assert self._run is not None
         assert self._model is not None
         state = {
@@ -284,10 +263,10 @@ class ElasticRun:
             "generation": self.membership.generation.text(),
             **state_of(self._model, self._others),
         }
-        give(state, self.membership.board, key, partial(self._group_for, key, those, lost))
+        give(state, self.membership.board, key, self._group_of(key, those, lost))
 
-    def _group_for(self, key: str, those: Members, lost: Callable[[], bool] | None) -> AbortableGroup:
-        return self.membership.circle("state", those, key, lost, aside=self.beside)
+    def _group_of(self, key: str, those: Members, lost: Callable[[], bool]) -> Callable[[], AbortableGroup]:
+        return partial(self.membership.circle, "state", those, key, lost, aside=self.aside)
 
     def enter(self) -> None:
         """Join the run and take over its state, on a worker that joins later. Raises PeerError if the run has ended."""
@@ -296,20 +275,21 @@ class ElasticRun:
         new: Generation | None = None
         while not self._in:
             try:
-                if new is None:
-                    new = self.membership.ask(self._run.introduction(), self._waits)
-                    self.rounds.exchanges = new.exchange
-                else:
-                    new = self.rounds.next_generation(between=True, new=True)
-                if self.rounds.circle is None:
-                    self.rounds.circle = self.membership.circle("exchanges")
-                donor, *_ = [one for one in new.members if str(one) not in new.came]
-                self.take_state(str(new.number), (donor, *sorted(map(int, new.came))))
+                new = self.membership.ask(self._run.introduction(), self._waits) if new is None else self._next(new)
+                self._receive(new)
                 self._in = True
             except LeftOut:
                 new = None
             except GroupAborted:
-                continue
+                time.sleep(LOOK_S)
+
+    def _next(self, new: Generation) -> Generation:
+        """Return the generation after one that was given up before this newcomer had the state of the run."""
+        raise NotImplementedError
+
+    def _receive(self, new: Generation) -> None:
+        """Receive the state of the run from a member of this generation. Raises GroupAborted if it does not come."""
+        raise NotImplementedError
 
     def check_in(self, what: str) -> None:
         """Raise ConfigError if this worker joins later and the others have not let it in yet."""
@@ -323,13 +303,12 @@ class ElasticRun:
         if 1.0 <= waited_s < 2.0:
             self._say(f"worker {self.membership.worker} waits to be let in")
 
-    def take_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Receive the state of the run from the first of these members; raises GroupAborted if members
-        have changed before."""
+    def take_state(self, key: str, those: Members, lost: Callable[[], bool]) -> None:
+        """Receive the state of the run from the first of these members; raises GroupAborted once ``lost`` returns
+        that it does not come."""
         assert self._run is not None
         assert self._model is not None
-        cannot = self.membership.lost if lost is None else lost
-        state, nbytes = take(self.membership.board, key, cannot, partial(self._group_for, key, those, lost))
+        state, nbytes = take(self.membership.board, key, lost, self._group_of(key, those, lost))
         load_state(state, self._model, self._others)
         self.rounds.exchanges, self.rounds.by = state["exchanges"], state["by"]
         self.membership.enter(generation_of(state["generation"]))
@@ -345,22 +324,26 @@ class ElasticRun:
     # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:
         """End the session; without a failure, wait until all members reach their end."""
-        self._unlisten()
-        if self._over:
-            self.membership.close()
-            return
-        self._over = True
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self.membership.watch.listener = None
+        for watch in self._watches:
+            watch.close()
+        over, self._over = self._over, True
         try:
-            if not failed and self._in and self.rounds.circle is not None:
-                self.membership.part_company(self.rounds.serve)
+            if not (over or failed) and self._in:
+                self._part_company()
         finally:
             self.membership.close()
 
-    def _unlisten(self) -> None:
-        self._restore_signal()
-        for watch in self._watches:
-            watch.close()
+    def _part_company(self) -> None:
+        """Wait until no member needs this worker any longer."""
+        raise NotImplementedError
 
 
-def _nothing() -> None:
-    pass
+def donor_of(new: Generation) -> int:
+    """Return the member that gives newcomers the state of the run. Raises PeerError if no member has it."""
+    for one in new.members:
+        if str(one) not in new.came:
+            return one
+    raise PeerError(f"no worker is left that has the state of the run: {told(new)}")

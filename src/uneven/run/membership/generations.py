@@ -252,6 +252,7 @@ class Membership:
         try:
             key = self.board.ask(self.worker, introduction)
             began_s = said_s = time.monotonic()
+            newest = self.generation
             while (text := self.board.look(key)) is None:
                 if self.board.look("over") is not None:
                     raise PeerError(f"worker {self.worker} came too late: the run has ended")
@@ -260,6 +261,10 @@ class Membership:
                 if now_s - said_s > 1.0:
                     said_s = now_s
                     waiting(now_s - began_s)
+                    while (later := self.board.look(f"generation/{newest.number + 1}")) is not None:
+                        newest = generation_of(later)
+                    if {*newest.members} - {self.worker} <= {*self.board.dead(newest.members)}:
+                        raise PeerError(f"worker {self.worker} came too late: all that could let it in are gone")
             generation = generation_of(self.board.store.get(f"generation/{text}").decode())
         except RuntimeError as error:
             if isinstance(error, PeerError):
@@ -269,7 +274,7 @@ class Membership:
         return generation
 
     # ---------------------------------------------------------------- the end
-    def part_company(self, serve: Callable[[], None]) -> None:
+    def part_company(self, serve: Callable[[], object]) -> None:
         """Wait until all members have reached their end, because one may still need this one's tensors.
 
         ``serve`` is called when a member has given up the generation. Raises PeerError if a member does not come in

@@ -120,7 +120,7 @@ class Aggregator:
         raise NotImplementedError
 
     def remove_member(self, worker: int) -> Any:
-        """Remove a failed worker from the server; see :mod:`uneven.run.membership.async_run`."""
+        """Remove a failed worker from the server; see :mod:`uneven.run.membership.followed`."""
 
     def for_newcomers(self) -> Tensor | None:
         """Return the replica, shape (size,), that a newcomer begins with, if it is not the donor's own."""

@@ -1,4 +1,4 @@
-"""Background merges among workers that leave and join; see :mod:`uneven.run.membership.elastic_background_sync`."""
+"""Background merges among workers that leave and join; see :mod:`uneven.run.membership.agreed`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from uneven.policy.control.ledger import Order
-from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.membership.agreed import BackgroundMembers
 from uneven.run.replicas.peer_aggregator import PeerAggregator
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 
@@ -15,7 +15,7 @@ from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 class BackgroundPeers(PeerAggregator):
     """Merges in the background of an elastic run, which the elastic run asks for and takes part in."""
 
-    def __init__(self, elastic: BesideElastic, *given: Any, **named: Any) -> None:
+    def __init__(self, elastic: BackgroundMembers, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.rests = False
         self.hand = BatchInHand(lambda part: elastic.claims.learnt(part))

@@ -95,6 +95,7 @@ class BalancedLoader:
         self.batch_size = asked.batch_size
         self._asked = asked
         self._division = division
+        self._book = division.book
         self._changing = division.changing
         self._calls = calls or LoaderCalls()
         self._hands = hands or InFlightBatches()
@@ -157,7 +158,7 @@ class BalancedLoader:
         """True if all batches of the current epoch were yielded; always False for streams and elastic runs, where it
         is unknown."""
         length = self._source.length
-        if length is None or self._changing is not None:
+        if length is None or self._book is not None:
             return False
         return self._cursor.start >= length - (length % self.batch_size if self._asked.drop_last else 0)
 
@@ -191,7 +192,7 @@ class BalancedLoader:
     def first_samples(self) -> list[float] | None:
         """A fingerprint of this pass: of a stream's first samples, or of a sampler's order; None if ranks cannot
         differ. See :mod:`uneven.run.samples.stream_fingerprint`."""
-        return self._source.tell() if self._changing is None else None
+        return self._source.tell() if self._book is None else None
 
     def some_samples(self) -> list[float] | None:
         """Return a fingerprint of the data set from a few samples; None if they cannot be read."""
@@ -286,7 +287,7 @@ class BalancedLoader:
     def _go_back(self) -> None:
         """Yield the batches of the abandoned pass again, because no step has used them; raises DataError if others
         count them."""
-        if self.paced is not None or self._changing is not None:
+        if self.paced is not None or self._book is not None:
             raise DataError(
                 "a batch was taken from the loader before the loop, and not trained on: here others would count it as "
                 "used. To look at a batch, collate some samples of the data set, or use a DataLoader of torch's own"
@@ -299,7 +300,7 @@ class BalancedLoader:
         yield from self._pass(notify)
         self._calls.settle()
         # A worker may be lost in the last exchanges of an epoch: its samples are requeued within the epoch.
-        while self._changing is not None and self._changing.waiting(self._cursor.iteration):
+        while self._book is not None and self._book.waiting(self._cursor.iteration):
             yield from self._pass(notify)
             self._calls.settle()
         self._calls.over()
@@ -380,7 +381,7 @@ class BalancedLoader:
             self.paced.resume(cursor.epoch, left)
         if self.paced is None and isinstance(self._source, IndexedSource) and (again or self._changing is not None):
             if self._changing is None:
-                self._changing = RequeuedSamples(tuple(range(self._division.workers)))
+                self._book = self._changing = RequeuedSamples(tuple(range(self._division.workers)))
                 self._source.come_again(self._changing)
             self._changing.resume(cursor, again)
         self._cursor = cursor

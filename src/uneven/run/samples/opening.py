@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from uneven.errors import DataError, UnknownNameError
-from uneven.policy.samples.order import Changing, EpochPlan, Portion, SplitSource, never
+from uneven.policy.samples.order import Changing, EpochPlan, Portion, SampleBook, SplitSource, never
 from uneven.policy.samples.paced import PacedSampler, Positions
 from uneven.policy.samples.sample_costs import SampleCosts
 from uneven.policy.samples.supply import SampleCounter
@@ -107,7 +107,8 @@ class Division:
     split_for: SplitSource  # iteration → shares of all ranks, adding up to the global batch
     settled: Callable[[], bool] = never  # returns whether no further split will be decided
     counter: SampleCounter | None = None  # of all ranks that take samples asynchronously; otherwise None
-    changing: Changing | None = None  # members and requeued samples of an elastic run; otherwise None
+    book: SampleBook | None = None  # of an elastic run; otherwise None
+    changing: Changing | None = None  # the same, if all take the same steps; otherwise None
 
     def plan(self, asked: LoaderOptions) -> EpochPlan:
         return EpochPlan(
@@ -166,7 +167,7 @@ def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: 
             workers=division.workers,
             now=time.perf_counter,
             unused=unused,
-            members=None if (moving := division.changing) is None else moving.members,
+            members=None if division.book is None else division.book.members,
         )
         return _read(asked, orders, paced, "")
     costs = None
@@ -199,7 +200,7 @@ def _orders(asked: LoaderOptions, seed: int, size: int) -> EpochOrders:
 
 
 def _check_cost(asked: LoaderOptions, division: Division, stream: bool) -> None:
-    moving, counted = division.changing is not None, division.counter is not None
+    moving, counted = division.book is not None, division.counter is not None
     if asked.cost is not None and (stream or moving or counted):
         where = "a stream" if stream else "an elastic run" if moving else "samples taken at each worker's own pace"
         raise DataError(f"cost with {where}: who takes which samples of a batch cannot be known there; leave it out")

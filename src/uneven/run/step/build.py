@@ -38,11 +38,10 @@ from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.group_communicator import GroupCommunicator
 from uneven.run.lines.rollcall import RollCall
-from uneven.run.membership.async_run import OwnPaceElastic
-from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.membership.agreed import AgreedMembers, BackgroundMembers
 from uneven.run.membership.elastic_connection import ElasticConnection, connect_elastic
 from uneven.run.membership.elastic_run import ElasticRun
-from uneven.run.membership.leasing_run import ClaimingElastic
+from uneven.run.membership.followed import FollowedMembers
 from uneven.run.model.batch_norm import batch_norms
 from uneven.run.model.check import refuse_inelastic, refuse_sparse_on_accelerator
 from uneven.run.replicas.announced_merges import announce
@@ -89,8 +88,8 @@ def connected(world: World, policy: SyncPolicy, balancer: Balancer, config: RunC
 def elastic_kind(policy: SyncPolicy) -> type[ElasticRun]:
     """Return the class that lets workers leave and join under this policy."""
     if by_server(policy):
-        return OwnPaceElastic
-    return BesideElastic if asks_ahead(policy) else ElasticRun
+        return FollowedMembers
+    return BackgroundMembers if asks_ahead(policy) else AgreedMembers
 
 
 def participants_of(connection: Connection, policy: SyncPolicy, scribe: Scribe) -> Participants:
@@ -113,18 +112,19 @@ def own_pace_of(context: Context) -> OwnPace | None:
     ahead, timeout_s = asks_ahead(context.policy), context.config.timeout_s
     if not (ahead or _by_server(context)):
         return None
-    if isinstance(context.participants, ClaimingElastic):
+    if isinstance(context.participants, ElasticRun):
         return make_leased_pace(context.participants, timeout_s, ahead=ahead)
     return make_own_pace(context.rank, len(context.members), timeout_s, ahead=ahead)
 
 
-def make_leased_pace(elastic: ClaimingElastic, timeout_s: float, *, ahead: bool) -> OwnPace:
+def make_leased_pace(elastic: ElasticRun, timeout_s: float, *, ahead: bool) -> OwnPace:
     """Make the objects of one worker of an elastic run; see :func:`make_own_pace`."""
     membership, watch = elastic.membership, elastic.membership.watch
     store = SessionStore(membership.worker, membership.bounds[1] + 1, membership.connected())
-    elastic.claims = claims = LeasedSamples(
+    claims = LeasedSamples(
         store, timeout_s, ahead=ahead, members=membership.members, tend=elastic.tend, there=lambda: membership.members
     )
+    elastic.lease(claims)
 
     def alive() -> Members:
         return tuple(one for one in membership.members if one not in watch.dead)
@@ -171,12 +171,12 @@ def exchanging(
     how["on_nonfinite"] = context.nonfinite("movement" if served else "parameter")
     how["barrier"] = None if own_pace is None else own_pace.barrier
     agreement = ReplicaSync(ledger, replica, aggregator, thread, **how)
-    if isinstance(there, BesideElastic):
+    if isinstance(there, BackgroundMembers):
         there.merging = agreement
-    if isinstance(there, OwnPaceElastic):
+    if isinstance(there, FollowedMembers):
         there.keeper = agreement
     # In an elastic run nothing is under way between two steps, unless it runs in the background.
-    if served or not there.changes or isinstance(there, BesideElastic):
+    if served or not there.changes or isinstance(there, BackgroundMembers):
         context.connection.left_by(agreement.leave)
     return agreement
 
@@ -193,7 +193,7 @@ def _among_peers(
     announce(replica, context.policy, context.members, context.sites)
     entries = _entries(context, model)
     lines = _peer_lines(context, out, together=own_pace is None, picked=entries is not None)
-    kind = partial(BackgroundPeers, there) if isinstance(there, BesideElastic) else PeerAggregator
+    kind = partial(BackgroundPeers, there) if isinstance(there, BackgroundMembers) else PeerAggregator
     return kind(
         context.policy,
         context.rank,
@@ -253,7 +253,7 @@ def _through_server(
     aggregator = kind(context.policy, replica, thread, copy, home, own_pace, outer=plans_outer(*who))
     if parties:
         home.between = _between_sites(context, parties, ledger, replica.flat.size)
-    if isinstance(there, OwnPaceElastic):
+    if isinstance(there, FollowedMembers):
         aggregator.claims = there.claims
     return aggregator
 
@@ -383,7 +383,7 @@ def gradients_by(
         "observer": observer,
         "on_nonfinite": partial(unless_scaled, context.nonfinite("gradient")),
     }
-    if isinstance(there, ElasticRun):
+    if isinstance(there, AgreedMembers):
         if not out.gradient_groups:
             return Gradients()
         refuse_inelastic(model)

@@ -18,7 +18,7 @@ from uneven.policy.samples.paced import OwnPart
 from uneven.policy.samples.supply import SamplesWanted
 from uneven.run.lines.communicator import RoundPlace, VectorLine
 from uneven.run.lines.traffic import TrafficBook
-from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.membership.agreed import BackgroundMembers
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
 from uneven.run.step.build import make_leased_pace
@@ -46,7 +46,7 @@ class Worker:
         self.sum, self.loop, self.gave = 0.0, Loop(), ""
         connect = partial(reach, "127.0.0.1", port, 60.0)
         self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0)
-        self.elastic = BesideElastic(self.membership, lambda record: None, lambda text, event="": None)
+        self.elastic = BackgroundMembers(self.membership, lambda record: None, lambda text, event="": None)
         self.elastic.give_state = self._give  # type: ignore[method-assign]
         self.line = VectorLine(self.elastic.rounds, TrafficBook().open("parameters"))
         make_leased_pace(self.elastic, 20.0, ahead=True)

@@ -9,8 +9,8 @@ from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import policies
-from uneven.run.membership.async_run import OwnPaceElastic
-from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.membership.agreed import BackgroundMembers
+from uneven.run.membership.followed import FollowedMembers
 from uneven.run.model.check import refuse_inelastic
 from uneven.run.step.build import elastic_kind
 from uneven.run.step.refusals import refuse_elastic
@@ -50,13 +50,13 @@ def test_carried(sync: str) -> None:
 )
 def test_carried_beside_the_training(sync: str) -> None:
     refuse(sync, balance="even")
-    assert elastic_kind(policies.resolve(sync)) is BesideElastic
+    assert elastic_kind(policies.resolve(sync)) is BackgroundMembers
 
 
 @pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp"])
 def test_carried_through_a_parameter_server(sync: str) -> None:
     refuse(sync, balance="even")
-    assert elastic_kind(policies.resolve(sync)) is OwnPaceElastic
+    assert elastic_kind(policies.resolve(sync)) is FollowedMembers
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,12 @@ class LeasedSamples(StoredSampleCounter):
     def members(self, iteration: int) -> Members:
         return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
 
-    def changed(self, border: int, members: Members) -> None:
-        """Use the new members for the shares of the iterations from ``border`` on."""
+    def changed(self, border: int, members: Members, exchanging: int = -1) -> int:
+        """Use the new members for the shares of batches that this worker has not made, whatever the others' border
+        is."""
+        border = 0 if self.sampler is None else self.sampler.cut
         self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
+        return border
 
     def counted(self, part: Portion) -> int:
         """Return the samples of all workers in the iteration of this worker's batch."""

@@ -1,0 +1,238 @@
+"""Changes of members that all agree on after a round: each makes a statement, and the next generation follows.
+
+All workers make the same rounds in the same order, so a round is repaired, and members change between two of them
+(:mod:`uneven.run.lines.elastic_communicator`), in the thread that makes the rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uneven.policy.core.membership import Generation, Members
+from uneven.run.lines.abortable_group import GroupAborted
+from uneven.run.lines.control_words import IDLE, JOIN_PENDING, LEAVING, NONE
+from uneven.run.membership.elastic_run import LOOK_S, ElasticRun, donor_of
+from uneven.runtime.membership_board import NEWS
+
+
+class AgreedMembers(ElasticRun):
+    """An elastic run whose training thread makes the rounds."""
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self.wrap_again: Callable[[], None] = _nothing  # called when members have come
+
+    # ---------------------------------------------------------------- rounds
+    def announce(self) -> float:
+        return LEAVING if self.leaving else super().announce()
+
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        super().changed(generation, now, began_s)
+        if now:  # immediately, because weights and shares of this step depend on it; earlier ones come first
+            at = self.rounds.at
+            self.take_up(-1 if at is None else at.settles)
+
+    def _tell(self, generation: Generation, pause_s: float) -> None:
+        if not self.aside:  # otherwise the thread of the rounds has done so
+            self.rounds.renew(generation)
+        super()._tell(generation, pause_s)
+
+    # ---------------------------------------------------------------- between two steps
+    def step_over(self) -> None:
+        self.flush()
+        announced = self.rounds.announced()
+        # After a recovery of this exchange the members have already changed here.
+        if not any(announced) or self.membership.generation.exchange == self.rounds.exchanges:
+            return
+        assert self._run is not None
+        if self._run.apart:
+            return  # a newcomer starts from a merged model; the next merge announces it again
+        # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
+        through = LEAVING not in announced or self.rounds.all_through()
+        if through and announced[self.membership.place] == LEAVING:
+            self.rounds.next_generation(between=True, leaving=True)
+            self._leave()
+        while (new := self.rounds.serve(between=True)).came:
+            self.wrap_again()
+            try:
+                if self.membership.worker == donor_of(new):
+                    self._give(new)
+                return
+            except GroupAborted:
+                continue
+
+    def _admit(self, new: Generation) -> None:
+        """Do nothing yet: the generation may be given up while its members form their group."""
+
+    def _give(self, new: Generation) -> None:
+        def over() -> bool:
+            return self.membership.generation.number != new.number or self.membership.lost()
+
+        self.give_state(str(new.number), _transfer(new), over)
+
+    # ---------------------------------------------------------------- newcomers
+    def _next(self, new: Generation) -> Generation:
+        return self.rounds.next_generation(between=True, new=True)
+
+    def _receive(self, new: Generation) -> None:
+        self.rounds.exchanges = new.exchange
+        if self.rounds.circle is None:
+            self.rounds.circle = self.membership.circle("exchanges")
+        self.take_state(str(new.number), _transfer(new), self.membership.lost)
+
+    def _part_company(self) -> None:
+        if self.rounds.circle is not None:
+            self.membership.part_company(self.rounds.serve)
+
+
+class Merging(Protocol):
+    """The merges that this worker makes in the background."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no merge is under way; raises TrainingError if one has failed."""
+
+    def merge(self) -> None:
+        """Start a merge of all that this worker has learnt, if none is under way."""
+
+
+class BackgroundMembers(AgreedMembers):
+    """An elastic run whose replicas are merged by a background thread during the training.
+
+    That thread makes the rounds and changes members. The training thread takes up the changes between two steps. It
+    waits only at the end of an epoch, before an evaluation, and before it leaves.
+
+    A sample counts as used when a merge contains the steps made from it. The samples of a merge are recorded before it
+    starts (:mod:`uneven.policy.samples.leases`), under the number of its exchange.
+    """
+
+    aside = True
+    merging: Merging  # once there is a model
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self._says = self._next_word = NONE  # announced with the newest merge, and with the next one
+        self._news = 0  # the detector's counter at the newest merge
+        self._rested = self._out = False
+        self._later: list[tuple[Generation, float]] = []  # generations of the round under way
+        self.membership.watch.listener = _nothing  # without a listener the detector does not count changes
+
+    # ---------------------------------------------------------------- in the background thread
+    def announce(self) -> float:
+        return self._says or ElasticRun.announce(self)
+
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        if now:
+            self.rounds.renew(generation)
+        self._later.append((generation, time.monotonic() - began_s))
+
+    def flush(self) -> None:
+        last = self.rounds.exchanges
+        there = self.membership.history.get(self.rounds.by, ())
+        later, self._later = self._later, []
+        for generation, pause_s in later:
+            self.rounds.renew(generation)
+            # Members are at most one exchange apart, so a lost member is in this exchange or was last in the one
+            # before.
+            arrived = {one: last if one in there else last - 1 for one in generation.left}
+            self._queue.append((generation, pause_s, arrived))
+
+    def merged(self) -> None:
+        """Change members, if announced, once the replica contains a merge."""
+        self.claims.gave()
+        self.flush()
+        said = self.rounds.announced()
+        self._rested = bool(said) and all(one == IDLE for one in said)
+        # A member that rests is on its way to an evaluation or to the end. A newcomer must get its place from a member
+        # in the loop.
+        open_ = IDLE not in said
+        if not (LEAVING in said or (JOIN_PENDING in said and open_)):
+            return
+        # After a recovery of this exchange the members have already changed here.
+        if self.membership.generation.exchange == self.rounds.exchanges:
+            return
+        if said[self.membership.place] == LEAVING:
+            self.rounds.next_generation(between=open_, leaving=True)
+            self._out = True
+        else:
+            self.rounds.serve(between=open_)
+            self.flush()
+
+    def begins_merge(self) -> None:
+        """Record the samples of a merge that starts now; call it in the training thread."""
+        self._says = self._next_word
+        self._news = self.membership.watch.news
+        self.claims.gives(self.rounds.exchanges + _OF_A_MERGE)
+
+    # ---------------------------------------------------------------- in the training thread
+    @property
+    def urgent(self) -> bool:
+        return self.membership.watch.news != self._news or self.membership.somebody_asks
+
+    def step_over(self) -> None:
+        self.take_up()
+        if self.leaving:
+            self.claims.stop()
+            self.membership.board.count(NEWS, 1)  # so that the others merge soon
+            self._until(lambda: self._out, LEAVING)
+            self._leave()
+
+    def tend(self) -> bool:
+        idle = self.merging.idle
+        self.step_over()
+        if idle and (self.urgent or self.claims.awaited()):
+            self._merge(NONE)
+            return False
+        return idle
+
+    def quiet(self) -> None:
+        """Wait until no merge is under way and the newcomers of the last one have their state."""
+        self._until(lambda: True)
+
+    def settle(self) -> None:
+        """Wait until all that this worker has learnt is in a merge."""
+        self.quiet()
+        if self.claims.owes:
+            self._merge(NONE)
+            self.quiet()
+
+    def rest(self) -> None:
+        """Take part in merges until all rest and the others have this worker's steps; does nothing after it has
+        left."""
+        self._rested = False
+        if self._in and not self._over:
+            self._until(lambda: self._rested, IDLE)
+
+    def _until(self, done: Callable[[], bool], says: float = NONE) -> None:
+        """Merge until ``done()`` and no merge is under way, and announce ``says`` with each merge."""
+        while True:
+            idle = self.merging.idle
+            self.take_up()
+            if idle:
+                if done():
+                    return
+                self._merge(says)
+            time.sleep(LOOK_S)
+
+    def _merge(self, says: float) -> None:
+        self._next_word = says
+        self.merging.merge()
+        self._next_word = NONE
+
+    def _admit(self, new: Generation) -> None:
+        with contextlib.suppress(GroupAborted):  # one of them has failed; the others ask again
+            self._give(new)
+
+
+def _transfer(new: Generation) -> Members:
+    """Return the donor and the newcomers."""
+    return donor_of(new), *sorted(map(int, new.came))
+
+
+def _nothing(*_: object) -> None: ...
+
+
+_OF_A_MERGE = 2  # exchanges: one in which all start, and the sum

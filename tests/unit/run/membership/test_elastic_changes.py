@@ -1,0 +1,406 @@
+"""Changes of members: in which order they hold, in which thread, and what a newcomer takes over."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+
+from uneven.errors import PeerError, TrainingError
+from uneven.policy.core.membership import Generation
+from uneven.policy.core.records import MembershipRecord
+from uneven.policy.samples.order import Cursor, Portion
+from uneven.policy.sync import policies
+from uneven.run.lines.abortable_group import GroupAborted
+from uneven.run.lines.communicator import RoundPlace
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.membership.elastic_run import LeftRun
+from uneven.run.membership.generations import Membership
+from uneven.run.step.build import elastic_kind, make_leased_pace
+from uneven.runtime.tcp_store import reach
+
+FOREGROUND, BACKGROUND, SERVER = "bsp", "shadow:ma", "asp"
+
+
+class Noted:
+    """An object of the loop whose state a newcomer takes over."""
+
+    def __init__(self, worker: int) -> None:
+        self.state: Any = {"of": worker, "vector": torch.full((3,), float(worker))}
+
+    def for_newcomers(self) -> Any:
+        return self.state
+
+    def take_over(self, state: Any) -> None:
+        self.state = state
+
+
+class Loop:
+    """The loop of a run, as far as it takes part in a change of members."""
+
+    apart = False
+
+    def __init__(self, worker: int) -> None:
+        self.members: list[tuple[int, ...]] = []
+        self.noted = Noted(worker)
+
+    def members_changed(self, generation: Generation) -> None:
+        self.members.append(generation.members)
+
+    def transferred(self) -> Sequence[tuple[str, Noted]]:
+        return [("noted", self.noted)]
+
+    def introduction(self) -> dict[str, Any]:
+        return {"site": "here"}
+
+    def settle(self) -> None: ...
+
+
+class Removed:
+    """The keeper's answer: a lost worker's last update that has arrived."""
+
+    done = True
+    clock = 7
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.removed: list[int] = []
+
+    def remove_member(self, worker: int) -> Removed:
+        self.removed.append(worker)
+        return Removed()
+
+    def settle(self) -> None: ...
+
+
+class Worker:
+    """One worker; its merges run in the thread that asks for them."""
+
+    idle = True
+
+    def __init__(self, sync: str, number: int, founders: int, port: int) -> None:
+        connect = partial(reach, "127.0.0.1", port, 60.0)
+        self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0)
+        self.records: list[MembershipRecord] = []
+        self.elastic: Any = elastic_kind(policies.resolve(sync))(
+            self.membership, self.records.append, lambda text, event="": None
+        )
+        torch.manual_seed(number)
+        self.loop, self.keeper, self.model = Loop(number), Keeper(), nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.lost: list[tuple[int, int]] = []
+        if sync != FOREGROUND:
+            make_leased_pace(self.elastic, 20.0, ahead=sync == BACKGROUND)
+            self.elastic.claims.lost = lambda worker, arrived: self.lost.append((worker, arrived))
+        self.elastic.merging, self.elastic.keeper = self, self.keeper
+        self.elastic.bind(self.loop)
+        self.elastic.attach(self.model, [self.optimizer])
+
+    @property
+    def rounds(self) -> ElasticCommunicator:
+        rounds: ElasticCommunicator = self.elastic.rounds
+        return rounds
+
+    def meet(self) -> None:
+        self.elastic.meet(self.model)
+
+    def sum(self, words: bool = True) -> float:
+        self.rounds.begin(RoundPlace("a sum", settles=-1))
+        piece = self.rounds.add(torch.ones(1))
+        self.rounds.land(words=words)
+        return float(piece.sum)
+
+    def merge(self) -> None:
+        self.elastic.begins_merge()
+        self.sum(words=False)
+        self.sum()
+        self.elastic.merged()
+
+    def step(self) -> None:
+        """One step of the loop, with all exchanges after it."""
+        if self.elastic.changing is not None:
+            self.sum()
+        self.elastic.step_over()
+
+    def state(self) -> list[Any]:
+        """What is the same on all workers that are in the run."""
+        tensors = [*self.model.state_dict().values(), *self.model.state_dict().values()]
+        momentum = [one["momentum_buffer"].tolist() for one in self.optimizer.state.values()]
+        rounds = self.rounds
+        return [
+            rounds.exchanges, rounds.by, self.membership.generation, momentum,
+            [one.tolist() for one in tensors], self.loop.noted.state["of"], self.loop.noted.state["vector"].tolist(),
+        ]  # fmt: skip
+
+
+class Crew:
+    """Workers of one run, each in a thread where they have to meet."""
+
+    def __init__(self) -> None:
+        self.kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.made: list[Worker] = []
+
+    def worker(self, sync: str, number: int, founders: int) -> Worker:
+        self.made.append(Worker(sync, number, founders, self.kept.port))
+        return self.made[-1]
+
+    def founders(self, sync: str, count: int) -> list[Worker]:
+        found = [self.worker(sync, one, count) for one in range(count)]
+        together(*(one.meet for one in found))
+        return found
+
+
+def together(*calls: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for one in [pool.submit(call) for call in calls]:
+            one.result(60.0)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    it = Crew()
+    yield it
+    for one in it.made:
+        if hasattr(one.elastic, "claims"):
+            one.elastic.claims.stop()
+        if one.rounds.circle is not None:
+            one.rounds.circle.drop()
+        one.membership.close()
+    it.made.clear()
+    del it.kept
+    gc.collect()  # a worker and its elastic run know each other
+
+
+def left(number: int, members: tuple[int, ...], *gone: int, exchange: int = 0, donor: int | None = None) -> Generation:
+    why = {str(one): "it was killed" for one in gone}
+    return Generation(
+        number=number, members=members, border=number, exchange=exchange, donor=donor, came={}, left=gone, why=why
+    )
+
+
+# -------------------------------------------------------------------- the order of generations
+def test_a_generation_that_waits_for_the_next_round_holds_before_a_later_one_that_holds_now(crew: Crew) -> None:
+    """Worker 0 was to get the sums from 1, which was lost, too: so all make them again among those that are left."""
+    one = crew.worker(FOREGROUND, 0, 3)
+    one.elastic.changed(left(1, (0, 1), 2, exchange=1), False, time.monotonic())
+    assert one.loop.members == []
+    one.elastic.changed(left(2, (0,), 1), True, time.monotonic())
+    one.elastic.flush()
+    assert one.loop.members == [(0, 1), (0,)]
+    assert [(record.generation, record.left) for record in one.records] == [(1, (2,)), (2, (1,))]
+    assert one.elastic.changing.members(5) == (0,)
+    assert one.rounds.slots.count(torch.float64) == 2 + 1 + 2 * one.rounds.slots._length, "the slots are of one member"
+
+
+def test_in_the_background_both_are_taken_up_between_two_steps_and_neither_has_brought_anything(crew: Crew) -> None:
+    one = crew.worker(BACKGROUND, 0, 3)
+    one.rounds.exchanges = 4
+    one.elastic.changed(left(1, (0, 1), 2, exchange=5), False, time.monotonic())
+    one.elastic.changed(left(2, (0,), 1, exchange=4), True, time.monotonic())
+    one.membership.history[2] = (0,)
+    one.rounds.exchanges, one.rounds.by = 5, 2
+    one.elastic.flush()
+    assert (one.loop.members, one.lost) == ([], [])
+    one.elastic.step_over()
+    assert (one.loop.members, one.lost) == ([(0, 1), (0,)], [(2, 4), (1, 4)])
+
+
+def test_samples_of_a_round_that_is_made_again_are_not_given_up_before_it_is_complete(crew: Crew) -> None:
+    """A change holds at once in the thread that makes the round; the round decides whose samples are in it."""
+    one = crew.worker(FOREGROUND, 0, 2)
+    book = one.elastic.returned
+    book.start(Cursor())
+    for at in range(3):
+        book.drawn(Portion(iteration=at, epoch=0, start=4 * at, size=4, shares=(2, 2), members=(0, 1)))
+    one.rounds.begin(RoundPlace("a sum", settles=1))
+    one.elastic.changed(left(1, (0,), 1), True, time.monotonic())
+    assert one.loop.members == [(0,)]
+    assert book.waiting(9) == 2, "of the iteration that is not in this round"
+    one.elastic.landed(1, (0, 1), ())
+    assert book.waiting(9) == 2, "the lost one's samples were in it"
+
+
+class Heard:
+    """The listener of rounds; notes the changes."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[int, bool]] = []
+
+    def flush(self) -> None: ...
+
+    def announce(self) -> float:
+        return 0.0
+
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        self.changes.append((generation.number, now))
+
+    def landed(self, settles: int, contributors: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None: ...
+
+    def drawn(self) -> int:
+        return -1
+
+
+class Cut:
+    """A group whose donor is lost before it has sent the sums."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        raise GroupAborted("the donor is gone")
+
+    def wait(self, work: None) -> None: ...
+
+    def drop(self, *more: Any) -> None: ...
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_generation_whose_donor_is_lost_is_passed_on_too(crew: Crew, outside: bool) -> None:
+    """Only it names the members that were lost before the donor."""
+    membership, heard = crew.worker(FOREGROUND, 0, 3).membership, Heard()
+    rounds = ElasticCommunicator(membership, heard, report_length=1)
+    rounds.exchanges = 4
+    exchange = 4 if outside else 5
+    coming: list[tuple[Generation, Any]] = [
+        (left(1, (0, 1), 2, exchange=exchange, donor=1), Cut()),
+        (left(2, (0,), 1, exchange=4), None),
+    ]
+
+    def next_generation(**how: bool) -> Generation:
+        new, circle = coming.pop(0)
+        membership.enter(new)
+        rounds.circle = circle or membership.circle("exchanges")
+        return new
+
+    rounds.next_generation = next_generation  # type: ignore[method-assign]
+    rounds.begin(RoundPlace("a sum"))
+    rounds.add(torch.ones(1))
+    if outside:
+        rounds._kept, rounds.pieces, rounds.at = rounds.pieces, [], None
+        rounds.serve()
+    else:
+        rounds.land()
+    assert rounds.circle is not None
+    rounds.circle.drop()
+    assert heard.changes == [(1, outside), (2, True)]
+
+
+# -------------------------------------------------------------------- the thread
+def test_of_a_loss_in_the_background_the_training_learns_between_two_steps(crew: Crew) -> None:
+    one, two = crew.founders(BACKGROUND, 2)
+    together(one.merge, two.merge)
+    two.membership.board.remove_member(1, "it was killed")
+    together(one.merge)
+    assert (one.membership.members, one.loop.members, one.lost) == ((0,), [], [])
+    assert one.records == []
+    one.elastic.step_over()
+    assert (one.loop.members, one.lost) == ([(0,)], [(1, 2)])
+    assert [record.left for record in one.records] == [(1,)]
+
+
+def test_a_worker_that_leaves_is_between_two_steps_and_the_others_go_on(crew: Crew) -> None:
+    one, two = crew.founders(FOREGROUND, 2)
+    two.elastic.leave()
+
+    def leaves() -> None:
+        with pytest.raises(LeftRun):
+            two.step()
+
+    together(one.step, leaves)
+    assert (one.loop.members, two.loop.members) == ([(0,)], [])
+    assert one.sum() == 1.0
+
+
+# -------------------------------------------------------------------- newcomers
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
+def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
+    one, two = crew.founders(sync, 2)
+    for worker in (one, two):
+        worker.optimizer.zero_grad()
+        worker.model(torch.ones(1, 2)).sum().backward()
+        worker.optimizer.step()
+    if sync == BACKGROUND:
+        together(one.merge, two.merge)
+    if sync == FOREGROUND:
+        together(one.step, two.step)
+    new = crew.worker(sync, 2, 2)
+
+    def goes_on(worker: Worker) -> None:
+        while sync != SERVER and not worker.membership.somebody_asks:
+            time.sleep(0.005)
+        if sync == BACKGROUND:
+            worker.merge()
+        worker.step()
+        while sync == SERVER and not (worker.loop.members and worker.membership.board.look("in/2") is not None):
+            worker.step()
+            time.sleep(0.005)
+
+    together(partial(goes_on, one), partial(goes_on, two), new.elastic.enter)
+    assert new.state() == one.state()
+    assert new.elastic.members == (0, 1, 2)
+    assert (one.loop.members, two.loop.members, new.loop.members) == ([(0, 1, 2)], [(0, 1, 2)], [])
+    key = "state/1/2/1" if sync == SERVER else "state/1"
+    text, _ = json.loads(str(one.membership.board.look(key)))
+    sent = ["run", "returned", "exchanges", "by", "generation", "model", "buffers", "others"]
+    assert [name for name, _ in json.loads(text)["__map__"]] == sent
+    if sync == SERVER:
+        assert one.membership.board.look("wants/1/2") == "1"
+        return
+    if sync == BACKGROUND:
+        together(one.merge, two.merge, new.merge)
+        assert len({worker.elastic.claims._holding.update for worker in (one, two, new)}) == 1
+        return
+    assert one.elastic.returned.state() == new.elastic.returned.state()
+    found: list[float] = []
+    together(*(lambda worker=worker: found.append(worker.sum()) for worker in (one, two, new)))
+    assert found == [3.0] * 3
+
+
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
+def test_a_newcomer_whose_model_changes_before_its_first_step_is_refused(crew: Crew, sync: str) -> None:
+    new = crew.worker(sync, 2, 2)
+    new.elastic._versions = [one._version for one in new.model.parameters()]
+    part = Portion(iteration=0, epoch=0, start=0, size=1, shares=(1,), members=(0,))
+    new.elastic.begins(part)
+    new.elastic._versions = [one._version + 1 for one in new.model.parameters()]
+    with pytest.raises(TrainingError, match="have changed since"):
+        new.elastic.begins(part)
+
+
+def test_a_newcomer_of_a_run_that_closes_is_late(crew: Crew) -> None:
+    (one,) = crew.founders(SERVER, 1)
+    new = crew.worker(SERVER, 2, 1)
+    with ThreadPoolExecutor(1) as pool:
+        joins = pool.submit(new.elastic.enter)
+        while not one.membership.somebody_asks:
+            time.sleep(0.005)
+        one.membership.follow()
+        one.membership.board.write("closing", "")
+        with pytest.raises(PeerError, match="came too late"):
+            joins.result(20.0)
+
+
+def test_a_newcomer_whom_no_member_is_left_to_let_in_does_not_wait_for_ever(crew: Crew) -> None:
+    """The members of the newest generation are gone, though not those of the first."""
+    new = crew.worker(FOREGROUND, 4, 2)
+    board = new.membership.board
+    board.write("generation/1", left(1, (0, 4), 1).text())
+    board.remove_member(0, "it was killed")
+    with pytest.raises(PeerError, match="all that could let it in are gone"):
+        new.elastic.enter()
+
+
+def test_a_generation_without_a_worker_that_has_the_state_of_the_run_is_the_end(crew: Crew) -> None:
+    new = crew.worker(FOREGROUND, 4, 2)
+    board = new.membership.board
+    board.write("generation/1", Generation(number=1, members=(4,), left=(0, 1), came={"4": {}}, why={}).text())
+    board.write("admitted/1", "1")
+    with pytest.raises(PeerError, match="no worker is left that has the state"):
+        new.elastic.enter()
