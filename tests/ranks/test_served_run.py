@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven import journal
 from uneven.cluster.virtual import datasets
+from uneven.errors import NonFiniteError
 from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven.policy.samples.order import epoch_order
 from uneven.testing.inside import inside
@@ -80,6 +82,24 @@ def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
     assert any(one.late > 0 for one in exchanges), "the other one pushed meanwhile"
     assert all(one.distance >= 0 for one in exchanges)
     assert all_of([sum(taken)])[0] > 1440 * 2, "the slow worker takes less than half"
+    session.close()
+
+
+@ranks(2)
+def test_after_a_nan_at_an_evaluation_a_worker_ends_and_its_shard_serves_the_others(me: RankContext) -> None:
+    session = uneven.Session(sync="shadow:easgd", balance="even", nonfinite="raise", timeout_s=10)
+    model = net()
+    session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = session.loader(TensorDataset(*tensors()), X)
+    next(iter(loader))
+    if me.rank == 0:  # the shard is in this process
+        with torch.no_grad():
+            next(model.parameters()).fill_(torch.nan)
+        with pytest.raises(NonFiniteError), session.evaluated():
+            pass
+    else:
+        with session.evaluated():
+            assert flat(model).isfinite().all()
     session.close()
 
 

@@ -222,9 +222,8 @@ class StepLedger:
         """Return what must be done before a step or an evaluation begins."""
         return self._making_up(free) if self._owed or self._under_way else ()
 
-    def settling(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
-        """Yield what merges all steps, as at the end of an epoch where workers may leave."""
-        yield from self.owing(free)
+    def settling(self) -> Iterator[Order]:
+        """Yield what merges all steps after :meth:`owing`, as at the end of an epoch where workers may leave."""
         if self.served and self._gap:
             for exchange in self._upcoming():
                 yield self._order(exchange)

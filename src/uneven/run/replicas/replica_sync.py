@@ -337,8 +337,8 @@ class ReplicaSync(NoSync):
             self._follow(self.ledger.owing(self._free_for))
             self._thread.wait()
             self.aggregator.epoch_over()
-            self._follow(self.ledger.settling(self._free_for))
-            self._thread.wait()
+            for order in self.ledger.settling():
+                self._meet(order)
         self.write_down()
 
     def for_newcomers(self) -> Any:
@@ -358,14 +358,14 @@ class ReplicaSync(NoSync):
         self._begin()
         self._follow(self.ledger.owing(self._free_for))
         self._thread.paused()
-        self._met_all = self._barrier is None
-        shown = self._arrive()
-        self._met_all = True
-        self._showing = shown is not None or self._barrier is not None
-        own = None if shown is None else self._replica.flat.read()
+        self._met_all = self._barrier is None or self.ledger.served  # the end of a run through a server waits for none
+        self._arrive()
+        self._met_all, own = True, None
         try:
-            if shown is not None:
+            if (shown := self._shown()) is not None:
+                own = self._replica.flat.read()
                 self._replica.flat.write(shown)
+            self._showing = shown is not None or self._barrier is not None
             yield
         finally:
             self._showing = False
@@ -374,9 +374,8 @@ class ReplicaSync(NoSync):
             if self._barrier is not None:
                 self._barrier.leave()
 
-    def _arrive(self) -> Tensor | None:
-        """Wait until nothing is under way and all workers agree on the samples that are left.
-        Return the model to evaluate, shape (size,), or None for the replica."""
+    def _arrive(self) -> None:
+        """Wait until nothing is under way and all workers agree on the samples that are left."""
         ledger, barrier = self.ledger, self._barrier
         in_hand = -1 if self.hand is None or self.hand.part is None else self.hand.gives()
         self._finish(evaluating=True)
@@ -389,9 +388,13 @@ class ReplicaSync(NoSync):
             self.aggregator.arrive(barrier)
             for rank in barrier.meet():
                 self._on_lost(rank)
+
+    def _shown(self) -> Tensor | None:
+        """Return the model to evaluate, shape (size,); None if it is the replica."""
         # With asynchronous sampling others may have taken steps that this worker has not.
-        place = ledger.newest if barrier is None else None
-        return self.aggregator.shown(ledger.plans.members, ledger.equal and barrier is None, ledger.clock, place)
+        ledger, in_step = self.ledger, self._barrier is None
+        place = ledger.newest if in_step else None
+        return self.aggregator.shown(ledger.plans.members, ledger.equal and in_step, ledger.clock, place)
 
     def _finish(self, *, evaluating: bool = False) -> None:
         """Finish the exchanges in the background, taking part until the last worker has none."""

@@ -203,18 +203,18 @@ def test_settling_merges_among_all_members_unless_all_are_equal() -> None:
     one = Driver("ma:every=2")
     one.step()
     one.ledger.members_changed((0, 1, 2, 5), 1)
-    one.follow(one.ledger.settling(lambda exchange: one.free))
+    one.follow(one.ledger.settling())
     assert [(order.exchange.members, order.merges.gap, order.equal) for order in one.orders] == [
         ((0, 1, 2, 5), 1, True)
     ]
-    one.follow(one.ledger.settling(lambda exchange: one.free))
+    one.follow(one.ledger.settling())
     assert len(one.orders) == 1
 
 
 def test_groups_settle_among_all_even_right_after_their_exchange() -> None:
     one = Driver("shuffle:groups=digits,base=2:ma", members=(0, 1, 2, 3), grouped=True)
     one.step(1, 1, 1, 1)
-    one.follow(one.ledger.settling(lambda exchange: one.free))
+    one.follow(one.ledger.settling())
     assert [order.meeting is None for order in one.orders] == [False, True]
     assert one.orders[1].exchange.members == (0, 1, 2, 3)
 
@@ -403,8 +403,8 @@ def test_an_evaluation_takes_the_movements_that_no_exchange_has_taken(hand: int,
 def test_what_a_server_has_not_merged_settles_with_its_next_exchange() -> None:
     one = served(StepPlan(), StepPlan(), StepPlan(exchanges=(MOVED,)))
     one.step()
-    one.follow(one.ledger.settling(lambda exchange: True))
-    one.follow(one.ledger.settling(lambda exchange: True))
+    one.follow(one.ledger.settling())
+    one.follow(one.ledger.settling())
     assert one.gaps == [1]
 
 

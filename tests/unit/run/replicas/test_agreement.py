@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.errors import ConfigError, NonFiniteError
+from uneven.errors import ConfigError, NonFiniteError, PeerError
 from uneven.policy.control.ledger import StepLedger
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import StepPlan, Via
@@ -159,6 +159,35 @@ def test_a_replica_that_is_no_number_any_more_is_told() -> None:
         model.weight.data.fill_(float("nan"))
         with pytest.raises(NonFiniteError, match="parameter"):
             next(batches)
+        assert inside(session).sync.ledger.equal, "the exchange is complete, so no evaluation needs a mean"
+
+
+class Barrier:
+    """A barrier at which all workers arrive; it keeps the names of the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def meet(self) -> list[int]:
+        self.calls.append("meet")
+        return []
+
+    def __getattr__(self, call: str) -> Any:
+        return lambda: self.calls.append(call)
+
+
+def test_a_worker_leaves_the_barrier_of_an_evaluation_whose_mean_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, barrier = agreement(MA(every=9), linear()[0]), Barrier()
+
+    def fails(*given: Any) -> None:
+        raise PeerError("rank 0 is gone")
+
+    monkeypatch.setattr(one.aggregator, "shown", fails)
+    one._barrier = barrier  # type: ignore[assignment]
+    with pytest.raises(PeerError, match="rank 0 is gone"), one.evaluated():
+        pass
+    assert barrier.calls == ["arrive", "wait", "meet", "leave"], "otherwise it would take no samples any more"
+    one.leave(failed=True)
 
 
 def test_one_worker_alone_trains_as_without_a_policy_but_for_the_momentum_of_blocks() -> None:

@@ -321,6 +321,40 @@ def test_a_loop_that_was_left_has_its_last_step_in_the_copy_before_it_is_shown()
     worker.session.close()
 
 
+def test_a_checkpoint_holds_the_evaluated_copy_and_not_the_narrower_replica() -> None:
+    session = uneven.Session(sync="easgd:every=2", timeout_s=20)
+    model = nn.Linear(5, 3).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.setup(model, optimizer)
+    for x, y in session.loader(data(), X):
+        step(model, optimizer, x.to(torch.bfloat16), y)
+    with session.evaluated():
+        shown = session.state_dict()["vectors"]["centre"]
+    copy = session.state_dict()["vectors"]["centre"]
+    session.close()
+    assert torch.equal(shown, copy)
+    assert not torch.equal(shown, shown.to(torch.bfloat16).float()), "the copy is in single precision"
+
+
+def test_an_exchange_at_the_end_of_an_epoch_replaces_the_replica_by_its_outcome() -> None:
+    worker = Worker("shadow:load=1:easgd:every=4,alpha=0.9")
+    worker.epoch()  # an exchange has followed the fourth step, none follows the sixth and last
+    sync: Any = inside(worker.session).sync
+    swap, outcomes = sync.aggregator.copy.swap, []
+
+    def swaps(*given: Any) -> Any:
+        outcomes.append(swap(*given)[0])
+        return outcomes[-1], 0
+
+    sync._thread.wait()
+    sync._replica.flat.write(1e3 * torch.rand(sync._replica.flat.size))  # x + (m − x) is not m, rounded
+    sync.aggregator.copy.swap = swaps
+    sync.settle()
+    assert len(outcomes) == 1
+    assert (sync._replica.flat.read().numpy() == outcomes[0]).all()
+    worker.session.close()
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     worker = Worker("easgd:every=1")
     state = worker.session.state_dict()

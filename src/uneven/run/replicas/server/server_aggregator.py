@@ -85,7 +85,7 @@ class ServerAggregator(Aggregator):
         self._names = {CENTRE, VELOCITY} if outer else {CENTRE}
         self._loaded: Values | None = None  # from a checkpoint, until the training begins
         self._following = False  # the replica is the copy, as of the last pull
-        self._shown: Values | None = None
+        self._shown: Values | None = None  # the evaluated model, until the next step
         self._checked: Merge | None = None  # the last merge that passed check_served_step
 
     def refused(self, plan: StepPlan) -> str | None:
@@ -95,6 +95,7 @@ class ServerAggregator(Aggregator):
         self.copy.begin(self._loaded, clock)
 
     def follow(self, part: Portion, plan: StepPlan, new_epoch: bool) -> None:
+        self._shown = None
         if new_epoch:
             # Under a quorum a worker must start an epoch with the newest copy, or it is too late for the next step.
             self._following &= all(one.quorum is None for one in plan.exchanges)
@@ -198,8 +199,7 @@ class ServerAggregator(Aggregator):
 
     def shown(self, members: Members, equal: bool, clock: int, place: Place | None) -> Tensor:
         assert self._shown is not None, "arrive() comes first"
-        shown, self._shown = self._shown, None
-        return self.copy.tensor(shown)
+        return self.copy.tensor(self._shown)
 
     def remove_member(self, worker: int) -> Reply | None:
         return self.copy.client.remove_member(worker) if self.copy.begun else None
@@ -230,9 +230,11 @@ class ServerAggregator(Aggregator):
         return numbers, vectors
 
     def _now(self, shown: bool) -> Values:
-        if self.copy.begun and not shown:
+        if shown and self._shown is not None:  # not the replica, whose parameters may be narrower
+            return self._shown
+        if self.copy.begun:
             return self.copy.pulled()
-        return self.copy.read() if shown or self._loaded is None else self._loaded
+        return self.copy.read() if self._loaded is None else self._loaded
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Raise :class:`CheckpointError` if the copy does not fit the model, a number is damaged, or training has

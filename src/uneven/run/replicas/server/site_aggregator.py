@@ -27,21 +27,18 @@ class SiteAggregator(ServerAggregator):
         super().__init__(*rest, **named)
         self._parties = tuple(parties)
         self._mean_by = mean_by
-        self._evaluated = False  # whether since the last step
 
     def follow(self, part: Portion, plan: StepPlan, new_epoch: bool) -> None:
         # At the end of an epoch and before an evaluation, no worker waits for those that have stopped; from here on
         # all must wait for each other again.
-        if (new_epoch or self._evaluated) and self.copy.base is not None:
+        if (new_epoch or self._shown is not None) and self.copy.base is not None:
             self.copy.client.through(part.epoch)
             self.copy.client.pull(due_of(plan)).result()
-        self._evaluated = False
         super().follow(part, plan, new_epoch)
 
     def arrive(self, barrier: EvaluationBarrier) -> None:
         super().arrive(barrier)
         assert self._shown is not None
-        self._evaluated = True
         party = next(party for party in self._parties if self._own_pace.rank in party)
         workers = sum(map(len, self._parties))
         part = torch.from_numpy(self._shown * self._shown.dtype.type(len(party) / workers))
