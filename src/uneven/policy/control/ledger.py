@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
-from uneven.policy.control.step_plans import StepPlans, at_moment
+from uneven.policy.control.step_plans import StepPlans, at_moment, due_of
 from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan, overlapping
 from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.pace import Pace
@@ -296,7 +296,7 @@ class StepLedger:
 
     def _following(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         yield from self._entering()
-        waits = self._waits() if self.served and self._after else 0
+        waits = due_of(self.plans.at(self.clock)) if self.served and self._after else 0  # before the next step
         yield from self._orders((*self._after, *self._background), free, waits)
 
     def _orders(
@@ -314,10 +314,6 @@ class StepLedger:
         if self._under_way and self.clock >= self.due:
             self._under_way = False
             yield Enter(self.clock)
-
-    def _waits(self) -> int:
-        """Return the steps that all workers must have finished before the next step."""
-        return max((one.clock for one in self.plans.at(self.clock).waits), default=0)
 
     def _order(self, exchange: Exchange, all_meet: bool = False, waits: int = 0) -> Order:
         waited = exchange.moment is not Moment.BACKGROUND

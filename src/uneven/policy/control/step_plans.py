@@ -86,3 +86,8 @@ class StepPlans:
 
 def at_moment(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
     return tuple(one for one in plan.exchanges if one.moment is moment)
+
+
+def due_of(plan: StepPlan) -> int:
+    """Return the steps that all workers must have finished before the plan's step."""
+    return max((one.clock for one in plan.waits), default=0)

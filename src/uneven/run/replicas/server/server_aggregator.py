@@ -20,6 +20,7 @@ from torch import Tensor
 
 from uneven.errors import CheckpointError, NonFiniteError
 from uneven.policy.control.ledger import Order, ServedState
+from uneven.policy.control.step_plans import due_of
 from uneven.policy.core.actions import Merge, Moment, Payload, StepPlan
 from uneven.policy.core.membership import Members
 from uneven.policy.core.plain import Misfit, loading, read
@@ -42,11 +43,6 @@ CENTRE, VELOCITY = "centre", "velocity"
 
 # The weight of a movement without samples; a weight of 0 would leave nothing to divide by.
 _LEAST = 2.0**-40
-
-
-def due_of(plan: StepPlan) -> int:
-    """Return the steps that all workers must have finished before the plan's step."""
-    return max((one.clock for one in plan.waits), default=0)
 
 
 class ServerAggregator(Aggregator):
@@ -142,8 +138,7 @@ class ServerAggregator(Aggregator):
         moved = (outcome - sent)[: self._replica.flat.trained]
         apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
         distance = order.exchange.merge.distance(apart)
-        beside = order.exchange.moment is Moment.BACKGROUND
-        counted = None if background else 0 if beside else late
+        counted = None if order.exchange.moment is Moment.BACKGROUND else late
         return ExchangeResult(sent.nbytes, distance, True, 0, late=counted, missed=missed)
 
     def _exchanged(self, order: Order, own: Values) -> tuple[Values, int, int]:

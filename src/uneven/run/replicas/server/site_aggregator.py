@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from uneven.errors import CheckpointError
+from uneven.policy.control.step_plans import due_of
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.membership import Members
 from uneven.policy.samples.order import Portion
 from uneven.run.lines.communicator import RoundPlace, VectorLine
-from uneven.run.replicas.server.server_aggregator import ServerAggregator, due_of
+from uneven.run.replicas.server.server_aggregator import ServerAggregator
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 
 
