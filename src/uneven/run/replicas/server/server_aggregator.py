@@ -117,16 +117,16 @@ class ServerAggregator(Aggregator):
         outer = quorum is not None and order.exchange.payload is Payload.DELTA
         if not (background and (outer or self.claims.notes)):
             return None
-        own = self._replica.flat.read()
+        own = self._replica.flat.read().cpu()  # no memory of the accelerator is held until it is sent
         if outer and order.exchange.merge is not self._checked:
-            check_served_step(order.exchange.merge, own.cpu())
+            check_served_step(order.exchange.merge, own)
             self._checked = order.exchange.merge
         return own
 
     def meet(
         self, order: Order, own: Tensor | None = None, *, background: bool = False, resting: bool = False
     ) -> ExchangeResult | None:
-        sent = self.copy.read() if own is None else own.cpu().numpy()
+        sent = self.copy.read() if own is None else own.numpy()
         try:
             outcome, late, missed = self._exchanged(order, sent)
         except NonFiniteError:
