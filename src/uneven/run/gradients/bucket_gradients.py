@@ -35,7 +35,8 @@ from uneven.run.gradients.replica_check import ReplicaCheck
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.step_check import ExchangedSteps
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
-from uneven.run.lines.communicator import GradientCommunicator, RoundPlace, RoundTensor
+from uneven.run.lines.bucket_communicator import GradientCommunicator
+from uneven.run.lines.communicator import RoundPlace, RoundTensor
 from uneven.run.lines.group_lines import sum_now
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import parts_called, unused_parameters

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
-from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
+from uneven.run.lines.communicator import Communicator, RoundPlace, RoundTensor, Weight, unscaled
 from uneven.run.lines.control_words import BehindBucket, ControlWords
 from uneven.run.lines.group_communicator import SummedInPlace
 from uneven.run.lines.group_lines import begin_sum, sum_now
@@ -25,8 +25,29 @@ from uneven.run.lines.traffic import bytes_of_sum
 _KEPT = 16
 
 
+class GradientCommunicator(Communicator, Protocol):
+    """A communicator of gradients, which are many tensors in a round.
+
+    Attributes:
+        in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
+            again after a loss.
+    """
+
+    in_place: bool
+
+    def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
+        """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
+        Returns the words of each round; None if a worker had to wait for its device to read them."""
+
+    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
+        """Send one tensor; ``into`` is memory of its size, for a sum that does not replace it."""
+
+    def nonfinite(self) -> bool:
+        """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""
+
+
 class BucketCommunicator:
-    """Implements :class:`.communicator.GradientCommunicator` on the process group of the workers that average."""
+    """Implements :class:`GradientCommunicator` on the process group of the workers that average."""
 
     lonely = False
     in_place = True

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from torch import Tensor, device
+from torch import Tensor
 
 from uneven.policy.core.membership import Meeting, Members
 from uneven.run.lines.traffic import Traffic
 
 if TYPE_CHECKING:
-    from uneven.run.lines.control_words import ControlWords
+    pass
 
 Weight = Callable[[], float]
 
@@ -79,27 +79,6 @@ class Communicator(Protocol):
     def add(self, own: Tensor, weight: Weight = unscaled) -> RoundTensor: ...
     def land(self, *, words: bool = False) -> Members: ...
     def close(self) -> None: ...
-
-
-class GradientCommunicator(Communicator, Protocol):
-    """A communicator of gradients, which are many tensors in a round.
-
-    Attributes:
-        in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
-            again after a loss.
-    """
-
-    in_place: bool
-
-    def meet(self, device: device, ends: Callable[[], None]) -> ControlWords | None:
-        """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
-        Returns the words of each round; None if a worker had to wait for its device to read them."""
-
-    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
-        """Send one tensor; ``into`` is memory of its size, for a sum that does not replace it."""
-
-    def nonfinite(self) -> bool:
-        """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""
 
 
 @dataclass(slots=True)

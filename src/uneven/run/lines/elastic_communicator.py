@@ -63,7 +63,7 @@ class RoundListener(Protocol):
 
 class ElasticCommunicator:
     """The rounds of one worker among members that come and go; implements
-    :class:`.communicator.GradientCommunicator`.
+    :class:`.bucket_communicator.GradientCommunicator`.
 
     Args:
         report_length: numbers in a row of a report.
@@ -101,7 +101,7 @@ class ElasticCommunicator:
         self.at = at
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> Contribution:
-        """Start the sum of one tensor; see :class:`.communicator.GradientCommunicator`.
+        """Start the sum of one tensor; see :class:`.bucket_communicator.GradientCommunicator`.
         The sum has the memory ``into`` only if the exchange is confirmed, and other memory after a loss."""
         piece = Contribution(own, weight, own if into is None else into, kept=into is None)
         if into is None:
