@@ -22,6 +22,11 @@ def trivial(trial: Trial) -> None:
     trial.report(score=trial["x"])
 
 
+def silent(trial: Trial) -> None:
+    """Report nothing for a minute."""
+    time.sleep(60.0)
+
+
 def scaled(trial: Trial, factor: float) -> None:
     trial.report(score=factor * trial["x"])  # type: ignore[operator]
 

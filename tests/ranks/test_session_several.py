@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from session_parts import Moving, X, assert_same, batches, net, tensors
 from torch import nn
@@ -76,6 +79,17 @@ def test_a_session_that_nobody_has_any_more_is_none(me: RankContext, sync: str) 
     model = net()
     dropped(sync, model)
     with uneven.Session(sync=sync, balance="even") as session:
+        session.setup(model)
+
+
+@ranks(2, join=False)
+def test_a_dropped_session_ends_on_all_ranks_whenever_each_collects_garbage(me: RankContext) -> None:
+    model = net()
+    dropped("bsp", model)
+    if me.rank == 1:
+        gc.collect()
+        assert not dist.is_initialized()
+    with uneven.Session(balance="even") as session:
         session.setup(model)
 
 

@@ -153,6 +153,10 @@ class WrappingPolicy(SyncPolicy):
     def facts(self) -> Facts | None:
         return self.inner.facts
 
+    @property
+    def tuned(self) -> TunedPolicy | None:
+        return self.inner.tuned
+
     def state_dict(self) -> dict[str, Any]:
         return {"inner": self.inner.state_dict()}
 

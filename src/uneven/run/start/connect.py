@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import socket
@@ -232,6 +233,10 @@ def connect(world: World, timeout_s: float) -> Connection:
     """
     if world.alone:
         return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
+    if _own.users:
+        # A session lives as long as its model, in a cycle of references. One that the script has dropped ends now, on
+        # all ranks: otherwise one rank would use its group again, and another one would wait for all in a new group.
+        gc.collect()
     if not dist.is_initialized():
         _join(world, timeout_s)
         _own.users = 0  # a group of ours that the user destroyed would still be counted
