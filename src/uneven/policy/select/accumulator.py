@@ -23,12 +23,19 @@ class Accumulator:
     def take(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
         """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest and rounding
         errors."""
+        picked = self.pick(select, values, rate)
+        self.sent(picked)
+        return picked
+
+    def pick(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
+        """Return what :meth:`take` does, and keep all of it until :meth:`sent`."""
         # If entries with their places would take as many bytes as the whole vector, send the vector without rounding.
-        picked = shortest(select.pick(self.held, values, rate), self.held)
+        return shortest(select.pick(self.held, values, rate), self.held)
+
+    def sent(self, picked: Picked) -> None:
         if picked.places is None:
             self.held[:] = 0
         elif picked.bits == 32:
             self.held[picked.places] = 0
         else:
             self.held[picked.places] -= picked.values  # the rounding error stays
-        return picked

@@ -24,11 +24,11 @@ from uneven.run.replicas.aggregator import Aggregator, Place
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.replica import ExchangeResult, Given, Replica
 from uneven.run.replicas.saved_parts import same_policy
-from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
+from uneven.run.replicas.sparse.unsent import WHOSE, Moved, UnsentMovement, apart
 
 
 def _moved(order: Order) -> Moved:
-    return Moved(order.clock, order.merges.weight, order.part, order.rate)
+    return Moved(order.clock, order.merges.weight, order.part, order.rate, order.epoch, order.iteration)
 
 
 class PeerLines(NamedTuple):
@@ -81,7 +81,7 @@ class PeerAggregator(Aggregator):
         *,
         shadowed: bool = False,
         spoken_for: Callable[[int], float] | None = None,
-        entries: EntriesExchange | None = None,
+        entries: UnsentMovement | None = None,
     ) -> None:
         self.shadowed = self.rests = shadowed
         self.entries = entries
@@ -152,9 +152,9 @@ class PeerAggregator(Aggregator):
         one = torch.zeros(1, dtype=torch.float32)
         return lambda: self._sum(self.lines.aside, order.clock, one, order.exchange, words=False)
 
-    def _entries_of(self, exchange: Exchange) -> EntriesExchange | None:
+    def _entries_of(self, exchange: Exchange) -> UnsentMovement | None:
         """Return the exchange of picked entries; None for a party that has no peer."""
-        return self.entries if self.entries is not None and exchange.parties == self.entries.parties else None
+        return self.entries if self.entries is not None and self.entries.has(exchange) else None
 
     def _weight(self, order: Order) -> float:
         """Return the samples that this worker's replica represents in an exchange."""
@@ -223,6 +223,8 @@ class PeerAggregator(Aggregator):
         return self._replica.for_newcomers()
 
     def take_over(self, replica: Tensor | None, clock: int) -> bool:
+        if self.entries is not None:
+            self.entries.take_over()
         if replica is None:
             return False
         self._replica.take_over(replica)

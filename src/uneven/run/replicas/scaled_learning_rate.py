@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch.optim import Optimizer
 
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.samples.order import Portion
-from uneven.run.replicas.sparse.exchange import OWN
+from uneven.run.replicas.sparse.unsent import OWN
 
 
 class DividedSteps:
@@ -16,6 +18,7 @@ class DividedSteps:
         self.rate = 1.0
         self._rank = rank
         self._weight = 1.0
+        self._part: Portion | None = None  # of the newest step
         self._first: dict[int, float] = {}  # optimizer id → its learning rate in the first step
         self._known: list[float] = []  # the same from a checkpoint, in the order of the optimizers' first steps
 
@@ -32,12 +35,17 @@ class DividedSteps:
         self._known = [state[f"{OWN}first-{place}"] for place in range(known)]
         self._first.clear()
 
+    def members_changed(self, plan: StepPlan) -> None:
+        """Continue the step with the plan of other members."""
+        if self._part is not None:
+            self.begin(plan, self._part)
+
     def begin(self, plan: StepPlan, part: Portion) -> None:
-        self._weight = 1.0
+        self._weight, self._part = 1.0, part
         if plan.divided:
             parties = next(one.parties for one in plan.exchanges if one.parties)
             party = next(party for party in parties if self._rank in party)
-            self._weight = len(parties) * sum(map(part.batch, party)) / max(1, sum(part.shares))
+            self._weight = len(parties) * sum(map(part.batch, party)) / max(1, sum(map(part.batch, chain(*parties))))
 
     def weigh(self, optimizer: Optimizer) -> None:
         """Weight the gradient, before an optimizer step, by its part of all samples."""

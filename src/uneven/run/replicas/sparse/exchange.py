@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from uneven.errors import CheckpointError, TrainingError
 from uneven.policy.core.actions import Combined, Exchange
-from uneven.policy.select import HEADER_BYTES, Accumulator, Selection, pack, unpack
+from uneven.policy.select import HEADER_BYTES, Selection, pack, unpack
 from uneven.policy.select.pack import Unpacked
 from uneven.policy.select.picked import Array, Picked
 from uneven.run.lines.rollcall import RollCall
@@ -22,38 +20,21 @@ from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.replica import ExchangeResult
 from uneven.run.replicas.sparse.dense_sum import WholeSum
-from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
 from uneven.run.replicas.sparse.mirror_clock import MirrorClock
 from uneven.run.replicas.sparse.outcome import outcome_of
 from uneven.run.replicas.sparse.overlay import Overlay, sparse
 from uneven.run.replicas.sparse.selective_barrier import Announcements
+from uneven.run.replicas.sparse.unsent import BASE, HELD, Moved, UnsentMovement
 from uneven.runtime.messages.peer_messages import PeerMessages
 
 Party = tuple[int, ...]
-Saved = TypeVar("Saved")
 _Heard = tuple[float, dict[int, Unpacked], int]  # time of asking; messages by place; bytes forwarded
-
-OWN = "entries-"
-HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
 
 # One name for all waits for entries, because a worker that returns after a pause is a step behind the others, or ahead.
 _PLACE = "the exchange of entries"
 
 
-class Moved(NamedTuple):
-    """A worker's input to an exchange.
-
-    ``weight`` are its party's samples since the last exchange; its own steps count as ``part``; ``rate`` is the
-    learning rate as a part of the first one.
-    """
-
-    clock: int
-    weight: float
-    part: float = 1.0
-    rate: float = 1.0
-
-
-class EntriesExchange:
+class EntriesExchange(UnsentMovement):
     """One worker's part in exchanges of picked entries of ``flat``, the trained parameters.
 
     The first worker of each party is its speaker: it picks, sends to all other speakers, receives from them, and
@@ -77,31 +58,24 @@ class EntriesExchange:
         texts: Callable[[str], Sequence[str]],
         dropped: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(flat)
         self._dropped = dropped
-        self._flat = flat
         self._rank = rank
         self._post = post
         self._roll = roll
         self.parties = tuple(parties)
         self._mine = next(place for place, party in enumerate(parties) if rank in party)
         self._traffic = traffic
-        self._width = 8 if flat.dtype is torch.float64 else 4
         others = [place for place in range(len(parties)) if place != self._mine]
         self._mirrors = MirrorClock(others, self._mirrored, lambda place: post.arrived(parties[place][0]))
         self._announced: Announcements | None = None
         self._clock = -1  # of the last exchange after which messages may be under way
-        self._base: torch.Tensor | None = None  # the replica after the last exchange
-        # New pages cost the processor more than the computation on them: 21 of 31 ms for 10,000,000 entries.
-        self._spare: torch.Tensor | None = None  # the replica after the exchange before, whose memory is free
-        self._movement: Array | None = None
-        self._sums: Accumulator | None = None
-        self._picked = 1.0
-        self._threshold = LineThreshold()
         self._texts = texts
-        self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # rank and state from a checkpoint
+
+    def has(self, exchange: Exchange) -> bool:
+        return exchange.parties == self.parties
 
     def begin(self) -> None:
-        """Start with the training: movements are measured from here on, or from a loaded checkpoint."""
         if self._base is not None:
             return
         own, (whose, saved) = self._flat.read(), self._saved
@@ -111,16 +85,13 @@ class EntriesExchange:
         # The saved state is valid only if every worker has loaded its own. Entries that another worker held back are in
         # that worker's replica, and this worker must not send them too.
         if saved and all(text == str(rank) for rank, text in enumerate(said)):
-            self._base = saved[BASE].to(own.device, own.dtype, copy=True)
-            self._sums = Accumulator(saved[HELD].to(own.dtype).cpu().numpy().copy())
+            self._begin_with(saved[BASE].to(own.device, own.dtype, copy=True), saved[HELD].to(own.dtype))
         else:
-            self._base = own
-            self._sums = Accumulator(np.zeros(self._flat.size, dtype=own.cpu().numpy().dtype))
+            self._begin_with(own)
 
     def forget(self) -> None:
+        super().forget()
         self._clock = -1
-        self._base = self._sums = self._spare = None
-        self._saved = -1, {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the held entries and the replica after the last exchange, each of shape (size,).
@@ -130,27 +101,9 @@ class EntriesExchange:
                 "entries of other sites are under way, and would be in no checkpoint: save inside session.evaluated(), "
                 "where everything has arrived"
             )
-        own = self._flat.read()
-        held = torch.zeros_like(own) if self._sums is None else torch.from_numpy(self._sums.held.copy())
-        return {HELD: held, BASE: own if self._base is None else self._base.clone()}
-
-    def check(self, vectors: dict[str, torch.Tensor]) -> None:
-        """Raise :class:`CheckpointError` if vectors, shape (size,), are of another model; no vectors are always
-        accepted."""
-        for name, vector in vectors.items():
-            if len(vector) != self._flat.size:
-                raise CheckpointError(
-                    f"{name!r} in the checkpoint has {len(vector)} numbers, and this model {self._flat.size}: resume "
-                    f"with the model that the run began with"
-                )
-
-    def load_state_dict(self, vectors: dict[str, torch.Tensor], rank: int) -> None:
-        """Load :meth:`state_dict`, vectors (size,) of worker ``rank``, when training starts."""
-        self._saved = (rank, dict(vectors)) if set(vectors) == {HELD, BASE} else (-1, {})
+        return super().state_dict()
 
     def meet(self, exchange: Exchange, moved: Moved) -> ExchangeResult:
-        """Take part in an exchange, from reading the replica to writing into it, and wait for it.
-        Raises :class:`PeerError` for an absent worker or damaged message, :class:`TrainingError` if steps differ."""
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
         if exchange.far.lead or exchange.far.hubs:
@@ -166,9 +119,6 @@ class EntriesExchange:
     def begin_late(
         self, exchange: Exchange, moved: Moved, landed: Callable[[ExchangeResult, float], None]
     ) -> tuple[Callable[[], _Heard], Callable[[_Heard], torch.Tensor]]:
-        """Send the picked entries of an exchange whose outcome enters some steps later.
-        Returns two functions: the first receives the entries of other parties, the second merges them and returns the
-        change of the replica. ``landed`` is called with the result, and the seconds of training that it took."""
         began_s = time.perf_counter()
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
@@ -188,17 +138,6 @@ class EntriesExchange:
 
         gave_s = time.perf_counter() - began_s
         return hear, arrive
-
-    def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
-        """Return the replica and its movement since the last exchange, each (size,), and whether that is finite."""
-        self.begin()
-        assert self._base is not None
-        base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
-        movement = self._movement = np.subtract(own, base, out=self._movement)
-        if moved.part != 1.0:  # P parties that divide the learning rate: the steps of each count 1 / P
-            movement *= own.dtype.type(moved.part)
-            np.add(base, movement, out=own)
-        return own, movement, math.isfinite(float(movement.sum()))
 
     def _give(
         self, select: Selection, moved: Moved, own: Array, movement: Array
@@ -300,7 +239,6 @@ class EntriesExchange:
         return self._values(rank, clock, self._flat.size)
 
     def catch_up(self) -> None:
-        """Receive what is still under way; all workers call it at the same step."""
         if self._clock >= 0 and not self._dropped():
             self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
 
@@ -336,19 +274,6 @@ class EntriesExchange:
         with self._traffic[place].waiting():
             message = self._post.receive(rank)
         return self._read(place, message, clock, size).picked
-
-    def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> ExchangeResult:
-        assert self._sums is not None
-        after = torch.from_numpy(outcome).to(self._flat.device)
-        self._flat.write(after)
-        self._spare, self._base = self._base, after
-        return self._met(sent_bytes, finite)
-
-    def _met(self, sent_bytes: int, finite: bool) -> ExchangeResult:
-        assert self._sums is not None
-        held = self._sums.held
-        distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
-        return ExchangeResult(sent_bytes, distance, finite, 0, self._picked)
 
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:
@@ -387,7 +312,6 @@ class EntriesExchange:
         return found
 
     def close(self, failed: bool) -> None:
-        """Close the connections when others no longer need them. Raises :class:`PeerError` if a worker has failed."""
         if self._dropped() and not failed:  # in the background, because the script must not wait here
             threading.Thread(target=_say_goodbye, args=(self._post,), name="uneven-goodbye").start()
             return
@@ -406,12 +330,6 @@ def peers_of(rank: int, parties: Sequence[Party]) -> Party:
     if rank != mine[0]:
         return (mine[0],)
     return tuple(sorted({*(party[0] for party in parties if party is not mine), *mine[1:]}))
-
-
-def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
-    """Split a saved state into the part of this module and the rest."""
-    own = {name: one for name, one in saved.items() if name.startswith(OWN)}
-    return own, {name: one for name, one in saved.items() if name not in own}
 
 
 def most_bytes(size: int) -> int:
