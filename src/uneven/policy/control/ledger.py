@@ -164,6 +164,8 @@ class StepLedger:
         self.threads = 1
         self.rate = 1.0
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
+        self._moves = facts is not None and Payload.DELTA in facts.payloads
+        self._in_step = False
         self._after: tuple[Exchange, ...] = ()  # the plan's exchanges after the step
         self._background: tuple[Exchange, ...] = ()  # the plan's exchanges in the background
         self._waits_for_all = False
@@ -189,6 +191,7 @@ class StepLedger:
         if plan is not self.plan:
             self.take(plan)
         self.equal = False  # an evaluation in the middle of the loop comes after this step
+        self._in_step = True
 
     def ended(
         self, step: StepTaken, free: Callable[[Exchange], bool], *, leaving: bool = False
@@ -201,6 +204,7 @@ class StepLedger:
                 or owed, too, if they are through a server.
         """
         self.clock += 1
+        self._in_step = False
         last = self.newest[1] if self.threads > 1 and step.epoch == self.newest[0] else 0  # threads end in any order
         self.newest = step.epoch, max(step.iteration, last)
         self.equal = False
@@ -255,6 +259,8 @@ class StepLedger:
         if not set(members) <= set(self.plans.members):
             self.equal = False  # a newcomer starts with one of the replicas; all workers know so at the same step
         self.plans.members_changed(members, generation)
+        if self._in_step:  # others may have learned of the change before this step; all plan it for the same members
+            self.take(self.plans.at(self.clock))
 
     def forget(self) -> None:
         """Count no step as unmerged, because the replica was replaced."""
@@ -267,6 +273,8 @@ class StepLedger:
         """True if replicas differ because of separate steps, and a newcomer must wait; the same on all workers."""
         if self.served:  # a newcomer starts with the server's copy
             return False
+        if self._moves:  # a movement counts from the last exchange, which is where a newcomer starts
+            return self._gap > 0
         averaged = (one.members for one in self.plan.exchanges if one.payload is Payload.GRADIENT)
         return self._gap > 0 and not any(len(those) == len(self.plans.members) for those in averaged)
 

@@ -23,7 +23,7 @@ class StepPlans:
     ) -> None:
         self.policy = policy
         self.grouped = grouped
-        self._view = SyncView(rank=rank, clock=0, members=members, generation=0, sites=sites)
+        self._view = SyncView(rank=rank, clock=0, members=members, generation=0, sites=sites, changes=grouped)
         self._constant: StepPlan | None = None
         self._completions: dict[tuple[int, int], tuple[StepPlan, StepPlan, StepPlan]] = {}
 
@@ -44,9 +44,9 @@ class StepPlans:
         """Return the plan after ``clock`` steps of the worker."""
         if self._constant is not None:
             return self._constant
-        rank, _, members, generation, sites = self._view
+        rank, _, members, generation, sites, changes = self._view
         # Without ``_replace``, which takes three times as long.
-        plan = self.policy.plan(SyncView(rank, clock, members, generation, sites))
+        plan = self.policy.plan(SyncView(rank, clock, members, generation, sites, changes))
         if self.grouped:
             plan = self._completed(plan, clock)
         if self.policy.constant:

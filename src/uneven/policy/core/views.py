@@ -104,3 +104,4 @@ class SyncView(NamedTuple):
     members: tuple[int, ...]  # ranks in the run, ascending
     generation: int = 0  # increases by one at each change of membership
     sites: Mapping[int, str] = MappingProxyType({})  # location of each rank
+    changes: bool = False  # whether workers may leave and join: then a plan has each exchange with one site, too

@@ -115,18 +115,18 @@ class Geo(WrappingPolicy):
     def plan(self, view: SyncView) -> StepPlan:
         homes, home = self._homes(view, 0)
         near = self.inner.plan(view._replace(members=home))
-        if len(homes) == 1:
+        if len(homes) == 1 and not view.changes:
             return near
-        exchanges, asked = near.exchanges, (near.exchanges, homes, self._selection(view.clock))
+        exchanges, asked = near.exchanges, (near.exchanges, homes, self._selection(view.clock), view.changes)
         # Equal in most steps: the threshold changes only with a flush or "sqrt".
         known = self._made.get(view.rank)
         if known is None or known[0] != asked:
             if self._paced and self.divide:
                 exchanges = tuple(_scaled(one, len(home) / len(view.members)) for one in exchanges)
             # A single worker has no peer to average with; its gradient is already the site's.
-            elif not self._paced and len(home) == 1:
+            elif not self._paced and len(home) == 1 and not view.changes:
                 exchanges = ()
-            far = self._far(view, *asked[1:])
+            far = self._far(view, *asked[1:3])
             plan = StepPlan(exchanges=(*exchanges, far), divided=self.divide and not self._paced)
             known = self._made[view.rank] = asked, plan
         # Waits change with every step, so they are added to the cached plan.

@@ -28,15 +28,15 @@ class Outlook:
         return self.payloads <= {Payload.GRADIENT} and set(self.gradient_groups) <= {members}
 
 
-def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outlook:
+def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str], *, changes: bool = False) -> Outlook:
     """Return the exchanges that a policy plans in its first steps for these workers."""
-    first = list(_first_plans(policy, members, sites))
+    first = list(_first_plans(policy, members, sites, changes))
     exchanges = [one for _, plan in first for one in plan.exchanges]
     clock = next((clock for clock, plan in first if any(map(_of_gradients, plan.exchanges))), 0)
     groups: set[Members] = set()
     # Groups may differ by rank, so every worker's plan of that step is needed, not only the first worker's.
     for rank in members:
-        plan = policy.plan(SyncView(rank=rank, clock=clock, members=members, sites=sites))
+        plan = policy.plan(SyncView(rank=rank, clock=clock, members=members, sites=sites, changes=changes))
         groups.update(one.members for one in plan.exchanges if _of_gradients(one))
     said = () if policy.facts is None else policy.facts.payloads
     return Outlook(
@@ -47,9 +47,11 @@ def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outl
     )
 
 
-def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[StepPlan]:
+def first_plans(
+    policy: SyncPolicy, members: Members, sites: dict[int, str], *, changes: bool = False
+) -> Iterator[StepPlan]:
     """Yield the different plans of the first worker's first steps: one block and what precedes it."""
-    return (plan for _, plan in _first_plans(policy, members, sites))
+    return (plan for _, plan in _first_plans(policy, members, sites, changes))
 
 
 def in_groups(policy: SyncPolicy, most: int) -> bool:
@@ -60,14 +62,16 @@ def in_groups(policy: SyncPolicy, most: int) -> bool:
     return any(one.members != members or bool(one.parties) for plan in plans for one in plan.exchanges)
 
 
-def _first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[tuple[int, StepPlan]]:
+def _first_plans(
+    policy: SyncPolicy, members: Members, sites: dict[int, str], changes: bool
+) -> Iterator[tuple[int, StepPlan]]:
     facts = policy.facts
     # Without facts the length of a block is unknown.
     every = _PROBES if facts is None else facts.every
     seen: dict[int, StepPlan] = {}  # holds the plans, so that no id() is reused
     # The last step of a block is probed separately, as blocks may be longer than _PROBES.
     for clock in (*range(min(2 * every, _PROBES)), every - 1):
-        plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites))
+        plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites, changes=changes))
         if id(plan) not in seen:
             seen[id(plan)] = plan
             # The clock at which the plan first occurs.

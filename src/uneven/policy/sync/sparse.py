@@ -60,7 +60,7 @@ class SparseLocal(SyncPolicy):
         self._plans = PerRank(self._make_plans, looks_at_sites=self.by_site)
 
     def plan(self, view: SyncView) -> StepPlan:
-        return self._plans(view, int((view.clock + 1) % self.every == 0))
+        return self._plans(view, int((view.clock + 1) % self.every == 0) + 2 * view.changes)
 
     @property
     def constant(self) -> bool:
@@ -85,12 +85,12 @@ class SparseLocal(SyncPolicy):
             lost_when_one_dies="what it had not sent yet; the others stop at the next exchange",
         )
 
-    def _make_plans(self, view: SyncView, meeting: int) -> dict[int, StepPlan]:
-        homes = members_by_site(view) if self.by_site else ()
-        if len(homes) < 2:  # each worker sends its own message
+    def _make_plans(self, view: SyncView, phase: int) -> dict[int, StepPlan]:
+        homes, stay = members_by_site(view) if self.by_site else (), self.by_site and view.changes
+        if len(homes) < 2 and not stay:  # each worker sends its own message
             homes = tuple((rank,) for rank in view.members)
         # One worker in all: nothing to send.
-        if len(homes) == 1:
+        if len(homes) == 1 and not view.changes:
             return dict.fromkeys(view.members, bsp_plan(view.members))
         far = Exchange(
             payload=Payload.DELTA,
@@ -103,8 +103,8 @@ class SparseLocal(SyncPolicy):
         )
         plans = {}
         for home in homes:
-            near = (gradient_mean(home),) if len(home) > 1 else ()
-            plans.update(dict.fromkeys(home, StepPlan(exchanges=(*near, far) if meeting else near)))
+            near = (gradient_mean(home),) if len(home) > 1 or stay else ()
+            plans.update(dict.fromkeys(home, StepPlan(exchanges=(*near, far) if phase % 2 else near)))
         return plans
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,20 +11,21 @@ from torch import Tensor
 from uneven.policy.core.membership import Members
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 
+Pieces = Callable[[Members], tuple[Mapping[int, Tensor], Mapping[int, Tensor]]]
+"""Returns worker → the piece for it, and worker → the tensor for its piece, with the size that it sends, of any shape.
+Asked when the pieces are sent, and again after a loss. An outgoing piece does not change before the end."""
+
 
 class Swap:
     """The pieces that one member sends and receives.
 
     Received pieces stay in separate memory until the exchange is complete, so a failed one leaves the targets
     unchanged.
-
-    Args:
-        outgoing: worker → the piece for it, any shape; not changed until the exchange is complete.
     """
 
-    def __init__(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        self._outgoing = outgoing
-        self._incoming = incoming  # worker → the tensor for its piece, with the size that it sends
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._incoming: Mapping[int, Tensor] = {}
         self._members: Members = ()
         self._arrived = torch.empty(0, dtype=torch.uint8)
         self._work: Any = None
@@ -32,10 +33,11 @@ class Swap:
     def begin(self, circle: AbortableGroup | None, members: Members) -> None:
         """Start or repeat the exchange among these members."""
         self._members, self._work = members, None
+        outgoing, self._incoming = self._pieces(members)
         # As bytes, because pieces may differ in dtype and one collective takes one tensor.
-        sent = torch.cat([_bytes(self._outgoing[one]) for one in members])
+        sent = torch.cat([_bytes(outgoing[one]) for one in members])
         self._arrived = torch.empty(sum(self._incoming[one].nbytes for one in members), dtype=torch.uint8)
-        sizes = [[those[one].nbytes for one in members] for those in (self._outgoing, self._incoming)]
+        sizes = [[those[one].nbytes for one in members] for those in (outgoing, self._incoming)]
         try:
             self._work = None if circle is None else circle.swap(sent, self._arrived, *sizes)
         except GroupAborted:

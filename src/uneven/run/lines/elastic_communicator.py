@@ -20,7 +20,7 @@ repaired the same way, and all learn of it at one exchange. A member does not ke
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
-from uneven.run.lines.all_to_all import Swap
+from uneven.run.lines.all_to_all import Pieces, Swap
 from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.contribution import Contribution
 from uneven.run.lines.control_words import ControlWords, WordsMessage
@@ -117,9 +117,9 @@ class ElasticCommunicator:
         self.pieces.append(piece := Contribution(nothing, unscaled, nothing, worded=True))
         self._send(piece)
 
-    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Start an all-to-all of pieces of any shape, the only tensors of the exchange under way; see :class:`Swap`."""
-        self._swap = Swap(outgoing, incoming)
+    def swap(self, pieces: Pieces) -> None:
+        """Start an all-to-all of these pieces, the only tensors of the exchange under way."""
+        self._swap = Swap(pieces)
         self._swap.begin(self.circle, self.membership.members)
 
     def land(self, *, words: bool = False) -> Members:
@@ -319,7 +319,10 @@ class ElasticCommunicator:
         if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):
                 return False
-            self.add(torch.zeros(1))
+            if self.at.confirms:
+                self._say()
+            else:
+                self.add(torch.zeros(1))
         elif self.at.confirms and not any(piece.worded for piece in self.pieces):
             for piece in self.pieces:
                 within = circle if piece.inside is None else self._circle_of(piece.inside)

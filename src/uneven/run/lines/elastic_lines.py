@@ -89,7 +89,8 @@ class _ElasticCarrier:
     def _swap(self, what: str, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
         there = self._members()  # before the round begins: it may begin with other members than the parts know of
         self._rounds.begin(RoundPlace(what))
-        self._rounds.swap(dict(zip(there, outgoing, strict=True)), dict(zip(there, incoming, strict=True)))
+        pieces = dict(zip(there, outgoing, strict=True)), dict(zip(there, incoming, strict=True))
+        self._rounds.swap(lambda members: pieces)
         return _UnderWay(self._rounds)
 
     def send(self, tensor: Tensor, peer: int) -> NoReturn:

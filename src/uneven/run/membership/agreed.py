@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uneven.policy.core.membership import Generation, Members
@@ -24,6 +24,9 @@ class AgreedMembers(ElasticRun):
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.wrap_again: Callable[[], None] = _nothing  # called when members have come
+        # whether nothing is lost with this worker, given the members' announcements
+        self.may_leave: Callable[[Sequence[float]], bool] = lambda announced: True
+        self.sites: Mapping[int, str] | None = None  # of the members, if those of a site hold what no other one holds
 
     # ---------------------------------------------------------------- rounds
     def announce(self) -> float:
@@ -52,14 +55,13 @@ class AgreedMembers(ElasticRun):
             return  # a newcomer starts from a merged model; the next merge announces it again
         # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
         through = LEAVING not in announced or self.rounds.all_through()
-        if through and announced[self.membership.place] == LEAVING:
+        if through and announced[self.membership.place] == LEAVING and self.may_leave(announced):
             self.rounds.next_generation(between=True, leaving=True)
             self._leave()
         while (new := self.rounds.serve(between=True)).came:
             self.wrap_again()
             try:
-                if self.membership.worker == donor_of(new):
-                    self._give(new)
+                self._give(new)
                 return
             except GroupAborted:
                 continue
@@ -71,7 +73,20 @@ class AgreedMembers(ElasticRun):
         def over() -> bool:
             return self.membership.generation.number != new.number or self.membership.lost()
 
-        self.give_state(str(new.number), _transfer(new), over)
+        for donor, *came in self._transfers(new):
+            if self.membership.worker == donor:
+                self.give_state(_key(new, came), (donor, *came), over)
+
+    def _transfers(self, new: Generation) -> list[Members]:
+        """Return the donors, each before its newcomers: one of their site, or else the first member."""
+        first, groups = donor_of(new), dict[str | None, list[int]]()
+        for one in sorted(new.members, key=lambda one: str(one) in new.came):
+            said = new.came.get(str(one))
+            site = None if self.sites is None else self.sites.get(one, "") if said is None else said["site"]
+            groups.setdefault(site, []).append(one)
+        came = [[one for one in those if str(one) in new.came] for those in groups.values()]
+        donors = [first if str(those[0]) in new.came else those[0] for those in groups.values()]
+        return [(donor, *those) for donor, those in zip(donors, came, strict=True) if those]
 
     # ---------------------------------------------------------------- newcomers
     def _next(self, new: Generation) -> Generation:
@@ -81,7 +96,9 @@ class AgreedMembers(ElasticRun):
         self.rounds.exchanges = new.exchange
         if self.rounds.circle is None:
             self.rounds.circle = self.membership.circle("exchanges")
-        self.take_state(str(new.number), _transfer(new), self.membership.lost)
+        # A newcomer does not know the sites of members, so perhaps not its donor, who is the first in any case.
+        _, *came = next(those for those in self._transfers(new) if self.membership.worker in those)
+        self.take_state(_key(new, came), (-1, *came), self.membership.lost)
 
     def _part_company(self) -> None:
         if self.rounds.circle is not None:
@@ -227,9 +244,8 @@ class BackgroundMembers(AgreedMembers):
             self._give(new)
 
 
-def _transfer(new: Generation) -> Members:
-    """Return the donor and the newcomers."""
-    return donor_of(new), *sorted(map(int, new.came))
+def _key(new: Generation, came: Sequence[int]) -> str:
+    return f"{new.number}/{came[0]}"
 
 
 def _nothing(*_: object) -> None: ...

@@ -261,6 +261,7 @@ class ElasticRun:
             "exchanges": self.rounds.exchanges,
             "by": self.rounds.by,
             "generation": self.membership.generation.text(),
+            "donor": self.membership.worker,
             **state_of(self._model, self._others),
         }
         give(state, self.membership.board, key, self._group_of(key, those, lost))
@@ -318,7 +319,8 @@ class ElasticRun:
         for name, one in self._run.transferred():
             one.take_over(state["run"][name])
         self._versions = [one._version for one in self._model.parameters()]
-        said = f"worker {self.membership.worker} has joined, with {nbytes / 1e6:.3g} MB of state from worker {those[0]}"
+        donor = state["donor"]
+        said = f"worker {self.membership.worker} has joined, with {nbytes / 1e6:.3g} MB of state from worker {donor}"
         self._say(said, "members")
 
     # ---------------------------------------------------------------- the end

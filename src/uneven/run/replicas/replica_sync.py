@@ -310,6 +310,7 @@ class ReplicaSync(NoSync):
     # ---------------------------------------------------------------- workers that leave and join
     def members_changed(self, members: Members, generation: int) -> None:
         self.ledger.members_changed(members, generation)
+        self._divided.members_changed(self.ledger.plan)
 
     @property
     def apart(self) -> bool:

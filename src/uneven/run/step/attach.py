@@ -106,7 +106,8 @@ def attach(
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
     context.participants.meet(model)
-    meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
+    meter, who = reports.books.meter, (context.policy, context.members, context.sites)
+    out = outlook(*who, changes=context.participants.changes)
     if sharded:
         check_sharded(model, len(context.members), _no_shards(context, out))
     agreement = exchanging(context, model, out, own_pace, meter)

@@ -59,7 +59,9 @@ from uneven.run.replicas.server.outer_round import check_outer, check_shards, pl
 from uneven.run.replicas.server.server_aggregator import ServerAggregator
 from uneven.run.replicas.server.site_aggregator import SiteAggregator
 from uneven.run.replicas.server.site_bridge import BetweenSites, OtherSite
+from uneven.run.replicas.sparse.elastic_entries import ElasticEntries
 from uneven.run.replicas.sparse.exchange import EntriesExchange, most_bytes, peers_of
+from uneven.run.replicas.sparse.unsent import UnsentMovement
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
@@ -297,14 +299,31 @@ def _between_sites(context: Context, parties: Sequence[Members], ledger: StepLed
     return BetweenSites(plans, sites, post, lambda: ledger.rate)
 
 
-def _entries(context: Context, model: nn.Module) -> EntriesExchange | None:
+def _picking(context: Context) -> Exchange | None:
+    """Return an exchange of picked entries among the current members; None without one."""
+    return next((one for one in _first_exchanges(context) if one.select is not None), None)
+
+
+def _entries(context: Context, model: nn.Module) -> UnsentMovement | None:
     """Return the exchange of picked entries; None if no entries are picked, or in a single-process run."""
-    picking = next((one for one in _first_exchanges(context) if one.select is not None), None)
-    roll = context.connection.roll
+    picking, roll, there = _picking(context), context.connection.roll, context.participants
+    rank, connection = context.rank, context.connection
+    flat = Flat([one for one in model.parameters() if one.requires_grad])
+    if isinstance(there, AgreedMembers) and picking is not None and picking.select is not None:
+        elastic = ElasticEntries(
+            flat,
+            there.rounds,
+            connection.traffic.open("entries"),
+            parties=lambda: () if (one := _picking(context)) is None else one.parties,
+            samples=there.returned.spoken_for,
+            leaving=lambda: there.leaving,
+            outside=picking.select.beside,
+        )
+        there.may_leave, there.sites = elastic.may_leave, context.sites
+        return elastic
     if picking is None or roll is None:
         return None
-    rank, parties, connection = context.rank, picking.parties, context.connection
-    flat = Flat([one for one in model.parameters() if one.requires_grad])
+    parties = picking.parties
     two_ways = picking.far.barrier_bytes > 0 and rank in (party[0] for party in parties)
     post = _open_post(context, roll, peers_of(rank, parties), flat.size, two_ways=two_ways)
     # A site's name only if each party is a site: otherwise names would not be unique in the traffic book.
@@ -342,7 +361,8 @@ def _open_post(
 
 
 def _first_exchanges(context: Context) -> list[Exchange]:
-    plans = first_plans(context.policy, context.members, context.sites)
+    who = context.policy, context.members, context.sites
+    plans = first_plans(*who, changes=context.participants.changes)
     return [one for plan in plans for one in plan.exchanges]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
-from uneven.policy.core.actions import Combined, Mean, Moment, Payload, StepPlan, Via
+from uneven.policy.core.actions import Combined, Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy, carried, check_momentum, first_plans, refused
@@ -84,9 +84,11 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
     can. Raises ConfigError if the policy does not support this number."""
     members = tuple(range(max(2, most)))
     sites = {one: str(one % 2) for one in members}
-    for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
+    for one in (one for plan in first_plans(policy, members, sites, changes=True) for one in plan.exchanges):
+        if why := _out_of_rounds(one):
+            return why
         if one.select is not None:
-            return "what a site has moved and not sent yet is at that site only, and no merge brings it to the others"
+            continue
         if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
             return "what a worker has moved and no merge has taken in yet is in its own replica only"
         if one.via is Via.SERVER:  # the server keeps all updates of a lost worker
@@ -105,9 +107,25 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
 
 def _all_stop(policy: SyncPolicy, most: int) -> bool:
     """Return whether the threads of a worker stop for each exchange."""
-    plans = first_plans(policy, tuple(range(max(2, most))), {})
+    plans = first_plans(policy, tuple(range(max(2, most))), {}, changes=True)
     exchanges = [one for plan in plans for one in plan.exchanges]
     return all(one.moment is Moment.STEP and one.via is Via.GROUP for one in exchanges)
+
+
+def _out_of_rounds(one: Exchange) -> str:
+    """Return why an exchange of picked entries cannot be repeated; "" if it can, or is another one."""
+    if one.select is None:
+        return ""
+    if one.via is Via.SERVER:
+        return "the server of a site is in one of its workers, and is lost with it"
+    if one.far.lead:
+        more = ", and so is the barrier that bounds them" if one.far.barrier_bytes else ""
+        return f"with lead = {one.far.lead} entries are under way that belong to no step which all could repeat{more}"
+    if one.far.hubs:
+        return "what a hub has summed of several sites and not handed on is lost with it"
+    if one.delay:
+        return f"with delay = {one.delay} an outcome is under way that no newcomer could be given"
+    return ""
 
 
 def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:

@@ -266,6 +266,25 @@ def test_a_newcomer_makes_replicas_unequal_and_a_loss_does_not() -> None:
     assert not one.ledger.equal
 
 
+def test_a_change_in_the_middle_of_a_step_plans_the_step_again() -> None:
+    """Others may have known the members before they began it, and all make the same exchanges of it."""
+    one = Driver("geo", members=(0, 1, 2), grouped=True)
+    one.ledger.began(one.ledger.plans.at(0))
+    one.ledger.members_changed((0, 2), 1)
+    one.follow(one.ledger.ended(Step(0, (1, 2, 3)), lambda exchange: True))
+    (order,) = one.orders
+    assert (order.exchange.parties, order.part, order.equal) == (((0, 2),), 1.0, False)
+    one.ledger.members_changed((0,), 2)
+    assert one.ledger.plan.exchanges[-1].members == (0, 2), "after it, the next step takes the plan"
+
+
+def test_a_movement_that_is_in_no_exchange_keeps_replicas_apart_where_gradients_are_those_of_all() -> None:
+    one = Driver("sparse-local:every=3", members=(0, 2), grouped=True)  # of one site
+    for apart in (True, True, False):
+        one.step()
+        assert one.ledger.apart is apart
+
+
 def test_who_averages_all_gradients_is_not_apart() -> None:
     one = Driver("local:every=2,warmup=1")
     one.step()

@@ -169,3 +169,19 @@ def test_each_worker_of_a_machine_may_be_at_another_site() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             site(text, rank)
+
+
+@pytest.mark.parametrize("spec", ["topk", "sparse-local:every=3", "geo"])
+@pytest.mark.parametrize("members", [(0,), (0, 1), (0, 1, 2)])
+def test_where_workers_leave_and_join_a_plan_does_not_depend_on_the_number_of_sites(
+    spec: str, members: tuple[int, ...]
+) -> None:
+    """A worker that learns later than others of a loss makes the same rounds; one site is one party."""
+    policy, sites = policies.resolve(spec), {0: "a", 1: "a", 2: "b"}
+    for rank in members:
+        near, far = policy.plan(SyncView(rank, 2, members, 0, sites, changes=True)).exchanges
+        home = tuple(one for one in members if sites[one] == sites[rank])
+        assert (near.payload, near.members) == (Payload.GRADIENT, home)
+        assert far.payload is Payload.DELTA
+        assert home in far.parties
+        assert len(far.parties) == len({sites[one] for one in members})

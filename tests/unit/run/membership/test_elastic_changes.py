@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from uneven.policy.sync import policies
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.membership.agreed import AgreedMembers
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
 from uneven.run.step.build import elastic_kind, make_leased_pace
@@ -346,9 +348,9 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
     assert new.state() == one.state()
     assert new.elastic.members == (0, 1, 2)
     assert (one.loop.members, two.loop.members, new.loop.members) == ([(0, 1, 2)], [(0, 1, 2)], [])
-    key = "state/1/2/1" if sync == SERVER else "state/1"
+    key = "state/1/2/1" if sync == SERVER else "state/1/2"
     text, _ = json.loads(str(one.membership.board.look(key)))
-    sent = ["run", "returned", "exchanges", "by", "generation", "model", "buffers", "others"]
+    sent = ["run", "returned", "exchanges", "by", "generation", "donor", "model", "buffers", "others"]
     assert [name for name, _ in json.loads(text)["__map__"]] == sent
     if sync == SERVER:
         assert one.membership.board.look("wants/1/2") == "1"
@@ -404,3 +406,19 @@ def test_a_generation_without_a_worker_that_has_the_state_of_the_run_is_the_end(
     board.write("admitted/1", "1")
     with pytest.raises(PeerError, match="no worker is left that has the state"):
         new.elastic.enter()
+
+
+@pytest.mark.parametrize(
+    ("sites", "transfers"),
+    [
+        (None, [(0, 4, 5, 6)]),
+        ({0: "a", 1: "b", 3: "b"}, [(1, 4, 6), (0, 5)]),
+        ({0: "", 1: "", 3: ""}, [(0, 4, 6), (0, 5)]),
+    ],
+)
+def test_a_donor_is_of_the_site_of_its_newcomers_if_that_matters(
+    sites: dict[int, str] | None, transfers: list[tuple[int, ...]]
+) -> None:
+    came: dict[str, dict[str, str]] = {"4": {"site": "b"}, "5": {"site": "c"}, "6": {"site": "b"}}
+    new = Generation(number=3, members=(0, 1, 3, 4, 5, 6), came=came, why={})
+    assert AgreedMembers._transfers(SimpleNamespace(sites=sites), new) == transfers  # type: ignore[arg-type]

@@ -39,6 +39,11 @@ def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: i
         "hierarchical",
         "easgd:together=true",
         "easgd:together=true,alpha=0.5",
+        "topk:density=0.1",
+        "topk:by_site=false",
+        "sparse-local:every=3",
+        "geo:threshold=0.02",
+        "geo:flush=4,mbit=1,most=0.5",
     ],
 )
 def test_carried(sync: str) -> None:
@@ -62,10 +67,11 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
 @pytest.mark.parametrize(
     ("sync", "why"),
     [
-        ("sparse-local", "has moved and not sent yet"),
-        ("topk", "has moved and not sent yet"),
-        ("geo", "has moved and not sent yet"),
-        ("geo:ssp", "has moved and not sent yet"),
+        ("sparse-local:every=4,delay=1", "with delay = 1 an outcome is under way that no newcomer could be given"),
+        ("geo:lead=2", "with lead = 2 entries are under way that belong to no step which all could repeat;"),
+        ("geo:lead=2,barrier_kb=10", "which all could repeat, and so is the barrier that bounds them"),
+        ("geo:hubs=true", "what a hub has summed of several sites"),
+        ("geo:ssp", "the server of a site is in one of its workers"),
         ("diloco:fragments=2", "exchanged in pieces"),
         ("diloco:delay=2", "exchanged in pieces"),
         ("decoupled", "no merge has taken in yet"),
