@@ -22,24 +22,24 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble import Ensemble, Factory, Metric, accuracy, own_loss
 from uneven.fleet.pure.converge import never, plateau
-from uneven.policy.core.tables import document, integer, located, number, shown, text
+from uneven.policy.core.tables import convert, document, located, shown, text
 
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "loss": own_loss}
 
-_NUMBERS: dict[str, Callable[[Any], Any]] = {
-    "patience": integer,
-    "least": number,
-    "max_epochs": integer,
-    "seed": integer,
+Named = Annotated[str, "module:name of an object"]
+Made = Annotated[str, "module:name of an object or of a function that returns it"]
+KEYS: dict[str, Any] = {
+    **dict.fromkeys(("dataset", "validate"), Made),
+    **dict.fromkeys(("transform", "validate_transform"), Named),
+    **dict.fromkeys(("patience", "max_epochs", "seed"), int),
+    "least": float,
+    "metric": Metric,
 }
-_CALLED = ("dataset", "validate")
-_TAKEN = ("transform", "validate_transform")
-_KEYS = (*_CALLED, *_TAKEN, "metric", *_NUMBERS)
 
 
 def read(path: Path) -> Ensemble:
@@ -81,21 +81,24 @@ def _document(path: Path) -> dict[str, dict[str, Any]]:
 def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in asked.items():
-        if key not in _KEYS:
-            raise UnknownNameError(f"key in {path}", key, _KEYS)
+        if key not in KEYS:
+            raise UnknownNameError(f"key in {path}", key, KEYS)
         with located(f"{path}: {key}"):
-            if key in _NUMBERS:
-                found[key] = _NUMBERS[key](value)
-            elif key == "metric":
-                found[key] = METRICS.get(text(value))
-                if found[key] is None:
-                    raise UnknownNameError("metric", value, METRICS)
-            else:
-                there = named(value)
-                found[key] = _call(there, value)() if key in _CALLED and callable(there) else there
+            found[key] = convert(KEYS[key], value, _SPECIAL)
     patience, least = found.pop("patience", None), found.pop("least", 0.0)
     found["converged"] = never() if patience is None else plateau(patience, least)
     return found
+
+
+def _metric(value: Any) -> Metric:
+    if text(value) not in METRICS:
+        raise UnknownNameError("metric", value, METRICS)
+    return METRICS[value]
+
+
+def _made(value: Any) -> Any:
+    found = named(value)
+    return _call(found, value)() if callable(found) else found
 
 
 def _factory(value: Any) -> Factory:
@@ -136,3 +139,6 @@ def named(value: Any) -> Any:
     if not hasattr(found, name):
         raise ConfigError(f"module {module!r} has no {shown(name)}")
     return getattr(found, name)
+
+
+_SPECIAL: dict[Any, Callable[[Any], Any]] = {Named: named, Made: _made, Metric: _metric}

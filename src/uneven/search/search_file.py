@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError, access
-from uneven.fleet.ensemble_file import named
-from uneven.policy.core.tables import boolean, document, items, known, located, number, required, shown, table, text
-from uneven.policy.core.tables import integer as whole
+from uneven.fleet.ensemble_file import Made, Named, named
+from uneven.policy.core.tables import convert, document, hints, items, known, located, required, shown, table, text
 from uneven.search.pure.space import Domain, Plain, choice, grid, integer, log, uniform
+from uneven.search.search_spec import SearchOptions
+
+Directories = str | tuple[str, ...]
 
 
 def _made(value: Any) -> Any:
@@ -42,14 +44,13 @@ def _directories(value: Any) -> tuple[str, ...]:
     return (text(value),) if isinstance(value, str) else items(value, text)
 
 
-_KEYS: dict[str, Callable[[Any], Any]] = {
-    "train": named, "metric": text, "mode": text, "trials": whole, "scheduler": text, "searcher": text,
-    "max_t": number, "time_attr": text, "target": number, "max_failures": whole, "nonfinite": text, "seed": whole,
-    "placing": text, "timeout_s": number, "data": _made, "validate": _made, "transform": named,
-    "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
-    "warm_start": _directories, "points_to_evaluate": lambda value: items(value, table), "time_budget_s": number,
-}  # fmt: skip
 _OPTIONS = ("devices", "directory", "engine")  # depend on the machine, so a file may not set them
+KEYS: dict[str, Any] = {
+    "train": Named, "metric": str,
+    **{key: hint for key, hint in hints(SearchOptions).items() if key not in (*_OPTIONS, "progress")},
+    "data": Made, "validate": Made, "transform": Named, "validate_transform": Named, "warm_start": Directories,
+}  # fmt: skip
+_SPECIAL: dict[Any, Callable[[Any], Any]] = {Named: named, Made: _made, Directories: _directories}
 _DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform,
     "log": log,
@@ -79,13 +80,13 @@ def read(path: Path) -> dict[str, Any]:
         for key in _OPTIONS:
             if key in asked:
                 raise ConfigError(f"[search] has no key {key}: give --{key} on the command line")
-        known(asked, _KEYS)
+        known(asked, KEYS)
         for key in ("train", "metric"):
             required(asked, key)
     given: dict[str, Any] = {}
     for key, value in asked.items():
         with located(f"{path}: {key}"):
-            given[key] = _KEYS[key](value)
+            given[key] = convert(KEYS[key], value, _SPECIAL)
     with located(f"{path}: space"):
         space = table(found.get("space", {}))
     given["space"] = {}

@@ -46,9 +46,13 @@ class Range:
 
     least: float = float("-inf")
     most: float = _MOST
+    words: str = ""  # the bounds in a message; made from the numbers if empty
+
+    def allows(self, value: float) -> bool:
+        return self.least <= value <= self.most
 
     def __str__(self) -> str:
-        return f"from {self.least} to {self.most}" if self.most < _MOST else f"{self.least} or more"
+        return self.words or (f"from {self.least} to {self.most}" if self.most < _MOST else f"{self.least} or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ def _annotated(shape: Any, *notes: Any) -> Reader:
 
     def take(value: Any) -> Any:
         found = plain(value)
-        if not bound.least <= found <= bound.most:
+        if not bound.allows(found):
             raise Misfit(value, f"{kind}, {bound}")
         return found
 
@@ -299,7 +303,6 @@ def _fields(cls: Any) -> Reader:
         if dataclasses.is_dataclass(cls)
         else {name: get_origin(hint) is NotRequired for name, hint in hints.items()}
     )
-    # Exact floats and texts need no further check: most of a journal is read that way.
     # What is exactly a float or a text needs no further look: most of a journal is read that way.
     plan = [(name, {float: float, str: str}.get(hints[name]), reader(hints[name]), own[name]) for name in own]
     along = {name: note.field for name in own for note in _notes(hints[name]) if isinstance(note, Along)}

@@ -7,16 +7,20 @@ stronger one applies, and the conflict is reported on the terminal and in the jo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.policy.core.tables import boolean, document, integer, located, number, quoted, table, text
+from uneven.policy.core.plain import Range
+from uneven.policy.core.tables import check, convert, document, hints, located, quoted, table
 
 LONGEST_S = 1e6  # Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long.
 
 MOST_THREADS = 1_000
+
+_ABOVE_0, _BELOW_1 = math.ulp(0.0), math.nextafter(1.0, 0.0)  # A range includes its bounds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,41 +29,26 @@ class RunConfig:
 
     balance: str = "lb-bsp"  # balancer specification, see :mod:`uneven.policy.core.registry`
     sync: str = "bsp"  # synchronisation policy specification
-    seed: int = 0  # with the epoch, determines the order of the samples
-    budget: float = 0.005  # part of an iteration that measuring and deciding may cost, 0 … 1
-    timeout_s: float = 300.0  # longest wait of an exchange for other workers
-    # "warn" or "raise" on the rank where a NaN or infinity appears first. The default is a warning, because a
-    # gradient scaler for float16 produces infinities regularly.
-    nonfinite: str = "warn"
-    threads: int = 1  # of each worker, which train its replica in parallel
+    # with the epoch, determines the order of the samples
+    seed: Annotated[int, Range(0, 2**63 - 1, "zero or a positive integer of at most 63 bits")] = 0
+    # part of an iteration that measuring and deciding may cost
+    budget: Annotated[float, Range(_ABOVE_0, _BELOW_1, "between 0 and 1, for instance 0.005")] = 0.005
+    # longest wait of an exchange for other workers
+    timeout_s: Annotated[float, Range(_ABOVE_0, LONGEST_S, f"positive, and at most {LONGEST_S:,.0f} seconds")] = 300.0
+    # the action on the rank where a NaN or infinity appears first. The default is a warning, because a gradient scaler
+    # for float16 produces infinities regularly.
+    nonfinite: Literal["raise", "warn"] = "warn"
+    # of each worker, which train its replica in parallel
+    threads: Annotated[int, Range(1, MOST_THREADS, f"at least 1 and at most {MOST_THREADS:,}")] = 1
     # keep the memory that a step frees for the next one, if the model is on the CPU and the C library is glibc; see
     # :mod:`uneven.run.start.heap`
     keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
-        checks = (
-            ("budget", 0 < self.budget < 1, "between 0 and 1, for instance 0.005"),
-            ("timeout_s", 0 < self.timeout_s <= LONGEST_S, f"positive, and at most {LONGEST_S:,.0f} seconds"),
-            ("nonfinite", self.nonfinite in ("raise", "warn"), "'raise' or 'warn'"),
-            ("seed", 0 <= self.seed < 2**63, "zero or a positive integer of at most 63 bits"),
-            ("threads", 1 <= self.threads <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS:,}"),
-        )
-        for key, good, want in checks:
-            if not good:
-                raise ConfigError(f"{key} = {getattr(self, key)!r}: it must be {want}")
+        check(self, "")
+        if self.nonfinite not in ("raise", "warn"):
+            raise ConfigError(f"nonfinite = {self.nonfinite!r}: it must be 'raise' or 'warn'")
 
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "balance": text,
-    "sync": text,
-    "seed": integer,
-    "budget": number,
-    "timeout_s": number,
-    "nonfinite": text,
-    "threads": integer,
-    "keep_freed_memory": boolean,
-}
-"""The conversions from plain values to settings."""
 
 OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})  # Settings that may differ between ranks
 
@@ -83,10 +72,10 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     source, key and value for a wrong value."""
     good: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in _READ:
-            raise UnknownNameError(f"key in {source}:", key, _READ)
+        if key not in hints(RunConfig):
+            raise UnknownNameError(f"key in {source}:", key, hints(RunConfig))
         with located(f"{source}: {key}"):
-            good[key] = _READ[key](value)
+            good[key] = convert(hints(RunConfig)[key], value)
     return good
 
 

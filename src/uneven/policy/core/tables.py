@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.plain import Range
 
 Table = Mapping[str, Any]
 
@@ -111,6 +115,54 @@ def items(value: Any, each: Callable[[Any], Any] = lambda one: one) -> tuple[Any
         with located(f"item {place}"):
             found.append(each(one))
     return tuple(found)
+
+
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+    float: number,
+    int: integer,
+    bool: boolean,
+    str: text,
+    Mapping[str, Any]: table,
+}
+
+
+def convert(hint: Any, value: Any, special: Mapping[Any, Callable[[Any], Any]] | None = None) -> Any:
+    """Return ``value`` as a type hint. ``special`` has the conversions of the types that TOML lacks."""
+    if special and hint in special:
+        return special[hint](value)
+    if hint in _SIMPLE:
+        return _SIMPLE[hint](value)
+    if get_origin(hint) is Literal:
+        return text(value)
+    inner = next(one for one in get_args(hint) if one is not NoneType)
+    if get_origin(hint) in (tuple, Sequence):
+        return items(value, lambda one: convert(inner, one, special))
+    return convert(inner, value, special)  # of an optional or annotated type
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    found = get_type_hints(kind, include_extras=True)
+    own = {one.name for one in dataclasses.fields(kind) if one.init} if dataclasses.is_dataclass(kind) else found
+    return {name: hint for name, hint in found.items() if name in own}
+
+
+hints: Callable[[Any], dict[str, Any]] = cache(_hints)
+"""Returns the keys of a table, with their types: the fields of a dataclass or a TypedDict."""
+
+
+def check(part: Any, where: str) -> None:
+    """Raise ConfigError if a field of a dataclass is outside its declared :class:`Range`; ``where`` comes first."""
+    for key, bound in _bounds(type(part)):
+        if (value := getattr(part, key)) is not None and not bound.allows(value):
+            raise ConfigError(f"{where}{key} = {shown(value)}: it must be {bound}")
+
+
+def _bounds_of(kind: Any) -> list[tuple[str, Range]]:
+    each = [(key, one) for key, hint in hints(kind).items() for one in (hint, *get_args(hint))]
+    return [(key, note) for key, one in each for note in getattr(one, "__metadata__", ())]
+
+
+_bounds: Callable[[Any], list[tuple[str, Range]]] = cache(_bounds_of)
 
 
 def shown(value: Any) -> str:

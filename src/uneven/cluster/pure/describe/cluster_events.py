@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from uneven.cluster.pure.describe.spec_checks import LEAST, not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import LEAST, POSITIVE_TIME, Count, Positive, Time, bounded
 from uneven.errors import ConfigError
+from uneven.policy.core.tables import check
 
 
 class Do(Enum):
@@ -34,11 +35,11 @@ class Event:
     node: str = ""  # its name; "" for a link
     between: tuple[str, str] | None = None  # the sites that the link joins, in any order; None for a node
     # at_s, at_iteration: exactly one of them
-    at_s: float | None = None
-    at_iteration: int | None = None
+    at_s: Time | None = None
+    at_iteration: Count | None = None
     # for ``slow`` and ``cut_link``: the remaining part, above 0 and at most 1; 0 for a temporary cut
     factor: float | None = None
-    bit_per_s: float | None = None  # for ``cut_link``: the remaining bandwidth, instead of a factor
+    bit_per_s: Positive | None = None  # for ``cut_link``: the remaining bandwidth, instead of a factor
     for_s: float = math.inf  # duration of a slow-down, cut or stop; infinite is permanent
 
     def __post_init__(self) -> None:
@@ -50,8 +51,7 @@ class Event:
         if (self.at_s is None) == (self.at_iteration is None):
             what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
             raise ConfigError(f"{where} has {what}: say one, as at_s = 30 or at_iteration = 150")
-        not_negative(where, "at_s", self.at_s or 0.0)
-        not_negative(where, "at_iteration", self.at_iteration or 0)
+        check(self, f"{where}: ")
         given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
         if math.isfinite(self.for_s):
             given.add("for_s")
@@ -72,10 +72,8 @@ class Event:
         if self.factor is not None and not LEAST <= self.factor <= 1 and not (self.factor == 0 and for_a_while):
             hint = "; a link can be cut to 0 with for_s, for a while" if self.factor == 0 else ""
             raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1{hint}")
-        if self.bit_per_s is not None:
-            positive(where, "bit_per_s", self.bit_per_s)
         if self.for_s != math.inf:
-            positive(where, "for_s", self.for_s)
+            bounded(f"{where}: for_s", self.for_s, POSITIVE_TIME)
 
     @property
     def of(self) -> str | frozenset[str]:

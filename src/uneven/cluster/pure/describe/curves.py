@@ -6,9 +6,10 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from uneven.cluster.pure.describe.spec_checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import POSITIVE, POSITIVE_TIME, TIME, Time, bounded
 from uneven.errors import ConfigError
 from uneven.policy.core.cost import Affine, Cost
+from uneven.policy.core.tables import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +17,12 @@ class Saturating:
     """The curve Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch takes the same time.
     From LB-BSP's 2018 poster (specification §1.1, §1.8); its fitted form is ours."""
 
-    floor_s: float
-    overhead_s: float
-    per_sample_s: float
+    floor_s: Time
+    overhead_s: Time
+    per_sample_s: Time
 
     def __post_init__(self) -> None:
-        _check_parameters("saturating", self.floor_s, self.overhead_s, self.per_sample_s)
+        check(self, "saturating cost: ")
 
     def seconds(self, samples: int) -> float:
         return max(self.floor_s, self.overhead_s + self.per_sample_s * samples)
@@ -43,8 +44,8 @@ class Measured:
         if self.samples[0] < 0 or any(left >= right for left, right in pairwise(self.samples)):
             raise ConfigError(f"a measured cost has the batch sizes {list(self.samples)}: they must ascend from 0 or 1")
         for x, seconds in zip(self.samples, self.seconds_each, strict=True):
-            positive("a measured cost", "samples", max(x, 1))
-            positive(f"a measured cost of {x} samples", "time_s", seconds)
+            bounded("a measured cost: samples", max(x, 1), POSITIVE)
+            bounded(f"a measured cost of {x} samples: time_s", seconds, POSITIVE_TIME)
         points = list(zip(self.samples, self.seconds_each, strict=True))
         for (x0, y0), (x1, y1) in pairwise(points):
             if y1 < y0:
@@ -65,11 +66,7 @@ class Measured:
 def check_cost(cost: Cost) -> None:
     """Check a curve for the simulator. Raises ConfigError for a negative parameter, or if a batch takes no time."""
     if isinstance(cost, Affine):
-        _check_parameters("affine", 0.0, cost.overhead_s, cost.per_sample_s)
+        bounded("affine cost: overhead_s", cost.overhead_s, TIME)
+        bounded("affine cost: per_sample_s", cost.per_sample_s, TIME)
     if not cost.seconds(1) > 0:
         raise ConfigError(f"{cost}: a batch of one sample takes no time; per_sample_s must be positive")
-
-
-def _check_parameters(kind: str, floor_s: float, overhead_s: float, per_sample_s: float) -> None:
-    for key, value in {"floor_s": floor_s, "overhead_s": overhead_s, "per_sample_s": per_sample_s}.items():
-        not_negative(f"{kind} cost", key, value)

@@ -21,14 +21,15 @@ from uneven.cluster.pure.describe.spec import (
     TableWork,
     Workload,
 )
+from uneven.cluster.pure.describe.trace import Trace
 from uneven.cluster.pure.describe.write import to_toml as to_toml
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.policy.core.tables import Table, document, integer, items, known, located, number, required, table, text
+from uneven.policy.core.cost import Cost
+from uneven.policy.core.tables import Table, convert, document, hints, items, known, located, required, table, text
 
 MOST_NODES = 100_000  # Ten times the number of workers for which decisions were measured. [our choice]
 
-_TOP = ("name", "about", "assumptions", "workload", "tables", "preconditioner", "defaults", "nodes", "events", "links")
-
+Special = dict[Any, Callable[[Any], Any]]
 _Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, TableWork)
 
 
@@ -46,26 +47,25 @@ def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterS
 
 def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
     """Return the cluster in a plain mapping, like :func:`from_toml` but without the source in messages."""
-    known(document, _TOP)
-    reader = _Reader(read_trace)
+    known(document, (*hints(ClusterSpec), "defaults"))
+    special = _special(read_trace)
     with located("name"):
-        name = text(required(document, "name"))
-    with located("about"):
-        about = text(document.get("about", ""))
-    with located("assumptions"):
-        assumptions = items(document.get("assumptions", []), text)
+        required(document, "name")
+    top = {}
+    for key in ("name", "about", "assumptions"):
+        if key in document:
+            with located(key):
+                top[key] = convert(hints(ClusterSpec)[key], document[key])
     nodes, events = _nodes(document, read_trace)
-    events += [reader.part(Event, one, where) for one, where in _tables(document, "events")]
+    events += [_part(Event, one, where, special) for one, where in _tables(document, "events")]
     return ClusterSpec(
-        name=name,
-        about=about,
-        assumptions=assumptions,
-        workload=reader.part(Workload, _table(document, "workload"), "[workload]"),
-        tables=reader.part(TableWork, _table(document, "tables"), "[tables]"),
+        **top,
+        workload=_part(Workload, _table(document, "workload"), "[workload]", special),
+        tables=_part(TableWork, _table(document, "tables"), "[tables]", special),
         nodes=tuple(nodes),
         events=tuple(events),
-        links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),
-        preconditioner=_preconditioner(document, reader) if "preconditioner" in document else None,
+        links=tuple(_part(SiteLink, one, where, special) for one, where in _tables(document, "links")),
+        preconditioner=_preconditioner(document) if "preconditioner" in document else None,
     )
 
 
@@ -75,11 +75,11 @@ def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTra
     with located(source):
         known(table, ("preconditioner",))
         required(table, "preconditioner")
-        return _preconditioner(table, _Reader(read_trace))
+        return _preconditioner(table)
 
 
-def _preconditioner(document: Table, reader: _Reader) -> Preconditioning:
-    return reader.part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]")
+def _preconditioner(document: Table) -> Preconditioning:
+    return _part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]", {})
 
 
 def _table(document: Table, key: str) -> Table:
@@ -101,13 +101,13 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
     events: list[Event] = []
     defaults = _table(document, "defaults")
     with located("[defaults]"):
-        known(defaults, [key for key in _keys(Node) if key != "name"])
+        known(defaults, [key for key in hints(Node) if key != "name"])
     for own, place in _tables(document, "nodes"):
         where = f"[[nodes]] {own['name']!r}" if isinstance(own.get("name"), str) else place
         with located(where):
-            known(own, [*_keys(Node), "count", "present"])
+            known(own, [*hints(Node), "count", "present"])
             name = text(required(own, "name"))
-            count = integer(own.get("count", 1))
+            count = convert(int, own.get("count", 1))
             if not 1 <= count <= MOST_NODES - len(nodes):
                 raise ConfigError(
                     f"count = {count}: it must be 1 or more, and a cluster has {MOST_NODES:,} nodes at most"
@@ -116,7 +116,7 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
         values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
         for copy in range(count):
             values["name"] = f"{name}{copy}" if "count" in own else name
-            node = _Reader(read_trace, copy, count).part(Node, values, where, inherited=defaults.keys() - own)
+            node = _part(Node, values, where, _special(read_trace, copy, count), defaults.keys() - own)
             nodes.append(node)
             if "present" in own:
                 with located(f"{where} present"):
@@ -124,33 +124,24 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
     return nodes, sorted(events, key=lambda event: event.at_s or 0.0)
 
 
-class _Reader:
-    """A reader of one table; the declared types of attributes decide the conversion. ``copy`` is the number of this
-    node among the ``copies`` of a table."""
+def _part(kind: type[_Part], values: Table, where: str, special: Special, inherited: Collection[str] = ()) -> _Part:
+    """Return an object of ``kind``; the ``inherited`` keys come from the table of defaults."""
+    with located(where):
+        known(values, hints(kind))
+    made = {}
+    for key, value in values.items():
+        with located(f"{'[defaults]' if key in inherited else where} {key}"):
+            made[key] = convert(hints(kind)[key], value, special)
+    with located(where):
+        for one in fields(kind):
+            if one.init and one.default is MISSING and one.default_factory is MISSING:
+                required(made, one.name)
+        return kind(**made)
 
-    def __init__(self, read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> None:
-        self._read_trace = read_trace
-        self._copy = copy
-        self._copies = copies
 
-    def part(self, kind: type[_Part], values: Table, where: str, inherited: Collection[str] = ()) -> _Part:
-        """Return an object of ``kind``; the ``inherited`` keys come from the table of defaults."""
-        with located(where):
-            known(values, _keys(kind))
-        made = {}
-        for key, value in values.items():
-            with located(f"{'[defaults]' if key in inherited else where} {key}"):
-                made[key] = self._convert(_keys(kind)[key], value)
-        with located(where):
-            for one in fields(kind):
-                if one.init and one.default is MISSING and one.default_factory is MISSING:
-                    required(made, one.name)
-            return kind(**made)
-
-    def _convert(self, declared: str, value: Any) -> Any:
-        if declared.startswith("Trace"):
-            return trace(value, self._read_trace, self._copy, self._copies)
-        return _CONVERT[declared.removesuffix(" | None")](value)
+def _special(read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> Special:
+    """Return the conversions of a table of nodes; ``copy`` is the number of this node among the ``copies``."""
+    return {**_SPECIAL, Trace: lambda value: trace(value, read_trace, copy, copies)}
 
 
 def _do(value: Any) -> Do:
@@ -168,17 +159,4 @@ def _pair(value: Any) -> tuple[str, str]:
     return pair[0], pair[1]
 
 
-_CONVERT: dict[str, Callable[[Any], Any]] = {
-    "float": number,
-    "int": integer,
-    "str": text,
-    "Cost": cost,
-    "Do": _do,
-    "tuple[str, str]": _pair,
-    "tuple[tuple[int, ...], ...]": lambda value: items(value, lambda one: items(one, integer)),
-}
-"""The conversions from a TOML value to the declared type of an attribute."""
-
-
-def _keys(kind: type) -> dict[str, str]:
-    return {one.name: str(one.type) for one in fields(kind) if one.init}
+_SPECIAL: Special = {Cost: cost, Do: _do, tuple[str, str]: _pair}

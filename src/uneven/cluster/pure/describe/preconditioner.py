@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uneven.cluster.pure.describe.spec_checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import Positive, Time
 from uneven.errors import ConfigError
+from uneven.policy.core.tables import check
 
 KINDS = ("kfac", "soap")
 
@@ -24,10 +25,10 @@ class Preconditioning:
     # f, the part of the workers that hold a layer's bases and transform its gradient; at most 1 / P is one worker
     share: float = 1.0
     place: str = "speed"  # rule for owners: "speed", "compute", "memory" or "round-robin"
-    turns: float = 4.0  # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses
+    turns: Positive = 4.0  # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses
     # cost units that a core computes per second; a decomposition costs 9 n³, a gradient turns · a g (a + g)
-    cost_per_s: float = 2e10
-    factor_core_s: float = 0.0  # core-seconds per sample in a step that updates factors
+    cost_per_s: Positive = 2e10
+    factor_core_s: Time = 0.0  # core-seconds per sample in a step that updates factors
 
     def __post_init__(self) -> None:
         if not self.layers or any(len(one) != 2 or min(one) < 1 for one in self.layers):
@@ -44,6 +45,4 @@ class Preconditioning:
             )
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"preconditioner: share = {self.share!r}: give a number above 0 up to 1")
-        positive("preconditioner", "turns", self.turns)
-        positive("preconditioner", "cost_per_s", self.cost_per_s)
-        not_negative("preconditioner", "factor_core_s", self.factor_core_s)
+        check(self, "preconditioner: ")

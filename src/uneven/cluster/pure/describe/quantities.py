@@ -13,13 +13,19 @@ from uneven.cluster.pure.describe.curves import Measured, Saturating
 from uneven.cluster.pure.describe.trace import Trace, steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine, Cost
-from uneven.policy.core.tables import integer, items, known, located, number, required, table, text
+from uneven.policy.core.tables import convert, hints, integer, items, known, located, number, required, table, text
 
-INLINE_KEYS = ("values", "step_s", "speedup", "rotate", "source")
-RECORDED_KEYS = (
-    *("file", "key", "row", "rows", "column", "first", "steps", "scale", "offset", "least", "most"),
-    *("step_s", "speedup", "rotate"),
-)
+_COLUMN: dict[Any, Callable[[Any], Any]] = {int | str: lambda one: one if isinstance(one, str) else integer(one)}
+_TIMING = {"step_s": float, "speedup": float, "rotate": int}
+INLINE_KEYS: dict[str, Any] = {"values": tuple[float, ...], "source": str, **_TIMING}
+RECORDED_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("file", "key"), str),
+    **dict.fromkeys(("row", "first", "steps"), int),
+    **dict.fromkeys(("scale", "offset", "least", "most"), float),
+    "rows": tuple[int, ...],
+    "column": int | str,
+    **_TIMING,
+}
 """The keys of a quantity over time with values in the description, and of a recorded one."""
 
 
@@ -48,52 +54,44 @@ def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
         return steady(number(value))
     if ("values" in value) == ("file" in value):
         raise ConfigError('a quantity over time is a table with either values = [...] or file = "..."')
+    keys = INLINE_KEYS if "values" in value else RECORDED_KEYS
+    known(value, keys)
+    value = {key: convert(keys[key], one, _COLUMN) for key, one in value.items()}
     if "values" in value:
-        known(value, INLINE_KEYS)
-        values = items(value["values"], number)
-        source = text(value.get("source", ""))
+        values, source = value["values"], value.get("source", "")
     else:
-        known(value, RECORDED_KEYS)
         series = _series(value, copy, copies)
-        values = _rescaled(value, _window(value, read(series)))
-        source = str(series)
+        values, source = _rescaled(value, _window(value, read(series))), str(series)
     if len(values) > 1 and "step_s" not in value:
         raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
-    timing = {key: number(value[key]) for key in ("step_s", "speedup") if key in value}
+    timing = {key: value[key] for key in ("step_s", "speedup") if key in value}
     # Each copy of a node starts at another place in the series, so copies do not slow down at the same time.
-    turn = integer(value.get("rotate", 0)) * copy % max(len(values), 1)
+    turn = value.get("rotate", 0) * copy % max(len(values), 1)
     return Trace(values=values[turn:] + values[:turn], source=source, **timing)
 
 
 def _series(value: Mapping[str, Any], copy: int, copies: int) -> Recorded:
-    column = value.get("column")
     if "row" in value and "rows" in value:
         raise ConfigError("give either row or rows")
-    row = integer(value["row"]) if "row" in value else None
-    if "rows" in value:
-        rows = items(value["rows"], integer)
+    row, rows = value.get("row"), value.get("rows")
+    if rows is not None:
         if len(rows) != copies:
             raise ConfigError(f"rows has {len(rows)} entries for {copies} node(s): give one for each of count")
         row = rows[copy]
-    return Recorded(
-        file=text(value["file"]),
-        key=text(value["key"]) if "key" in value else None,
-        row=row,
-        column=column if column is None or isinstance(column, str) else integer(column),
-    )
+    return Recorded(file=value["file"], key=value.get("key"), row=row, column=value.get("column"))
 
 
 def _window(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
-    first = integer(value.get("first", 0))
-    steps = integer(value.get("steps", len(recorded) - first))
+    first = value.get("first", 0)
+    steps = value.get("steps", len(recorded) - first)
     if first < 0 or steps < 1 or first + steps > len(recorded):
         raise ConfigError(f"first = {first} and steps = {steps} do not fit the {len(recorded)} recorded values")
     return recorded[first : first + steps]
 
 
 def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
-    scale, offset = number(value.get("scale", 1.0)), number(value.get("offset", 0.0))
-    least, most = number(value.get("least", 0.0)), number(value.get("most", math.inf))
+    scale, offset = value.get("scale", 1.0), value.get("offset", 0.0)
+    least, most = value.get("least", 0.0), value.get("most", math.inf)
     if least > most:
         raise ConfigError(f"least = {least} is above most = {most}")
     return tuple(min(max(offset + scale * one, least), most) for one in recorded)
@@ -110,10 +108,7 @@ def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Even
             yield Event(do=Do.JOIN if now else Do.LEAVE, node=node, at_s=step * there.lasts_s)
 
 
-_COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
-    "affine": (Affine, ("overhead_s", "per_sample_s")),
-    "saturating": (Saturating, ("floor_s", "overhead_s", "per_sample_s")),
-}
+COSTS: dict[str, Callable[..., Cost]] = {"affine": Affine, "saturating": Saturating}
 
 
 def cost(value: Any) -> Cost:
@@ -125,15 +120,15 @@ def cost(value: Any) -> Cost:
         known(given, ["points"])
         points = items(required(given, "points"), _point)
         return Measured(tuple(x for x, _ in points), tuple(y for _, y in points))
-    if kind not in _COSTS:
-        raise UnknownNameError("kind of cost", kind, [*_COSTS, "measured"])
-    make, keys = _COSTS[kind]
+    if kind not in COSTS:
+        raise UnknownNameError("kind of cost", kind, [*COSTS, "measured"])
+    keys = hints(COSTS[kind])
     known(given, keys)
     parameters = {}
     for key in keys:
         with located(key):
             parameters[key] = number(required(given, key))
-    return make(**parameters)
+    return COSTS[kind](**parameters)
 
 
 def _point(value: Any) -> tuple[int, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS, disorder
 from uneven.cluster.pure.describe.cluster_events import Do as Do
@@ -17,12 +17,13 @@ from uneven.cluster.pure.describe.curves import Measured as Measured
 from uneven.cluster.pure.describe.curves import Saturating as Saturating
 from uneven.cluster.pure.describe.curves import check_cost
 from uneven.cluster.pure.describe.preconditioner import Preconditioning as Preconditioning
-from uneven.cluster.pure.describe.spec_checks import not_negative, once, positive
+from uneven.cluster.pure.describe.spec_checks import POSITIVE, Amount, Count, Positive, Several, Time, bounded, once
 from uneven.cluster.pure.describe.table_work import TableWork as TableWork
 from uneven.cluster.pure.describe.trace import Trace as Trace
 from uneven.cluster.pure.describe.trace import steady as steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine, Cost
+from uneven.policy.core.tables import check
 
 MOST_BUCKETS = 100_000
 """The largest number of gradient buckets, each a separate transfer. With DDP's 25 MiB they hold 2.6 TB."""
@@ -35,38 +36,34 @@ class Node:
     """A machine with one worker. Raises ConfigError, with node and attribute, for a value out of range."""
 
     name: str  # letters, digits, ``.``, ``_`` and ``-``
-    cores: float = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
+    cores: Positive = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
     share: Trace = field(default_factory=lambda: steady(1.0))  # available part of ``cores``, over time, 0 … 1
     # busy competing processes, over time; each takes its fair part of ``cores``. A fraction is a process that is
     # busy for that part of the time.
     load: Trace = field(default_factory=lambda: steady(0.0))
-    memory_bytes: int | None = None  # limit; None is unlimited
+    memory_bytes: Several | None = None  # limit; None is unlimited
     # up_bit_per_s, down_bit_per_s: of its link, over time; None is unlimited
     up_bit_per_s: Trace | None = None
     down_bit_per_s: Trace | None = None
-    latency_s: float = 0.0  # one way, between this node and its switch
+    latency_s: Time = 0.0  # one way, between this node and its switch
     site: str = ""  # its location
     # Γ(x) of this node's device with all ``cores``, for the simulator; None derives it from the workload's
     # core-seconds
     cost: Cost | None = None
-    jitter: float = 0.0  # relative standard deviation of single compute times, log-normal, for the simulator
-    memory_samples: int | None = None  # largest batch that fits its device; None is unlimited
+    jitter: Amount = 0.0  # relative standard deviation of single compute times, log-normal, for the simulator
+    memory_samples: Several | None = None  # largest batch that fits its device; None is unlimited
     # period of the processor quota, like that of a control group; 0 spreads it evenly. For the simulator; the
     # emulator's control groups have 10 ms.
-    period_s: float = 0.0
+    period_s: Time = 0.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"node {self.name!r}: a name has letters, digits, '.', '_' and '-', as in 'gpu-0'")
         where = f"node {self.name!r}"
-        positive(where, "cores", self.cores)
-        not_negative(where, "latency_s", self.latency_s)
-        not_negative(where, "jitter", self.jitter)
-        not_negative(where, "period_s", self.period_s)
-        for key in ("memory_bytes", "memory_samples", "up_bit_per_s", "down_bit_per_s", "share"):
-            value = getattr(self, key)
-            if value is not None:
-                positive(where, key, max(value.values) if isinstance(value, Trace) else value)
+        check(self, f"{where}: ")
+        for key in ("up_bit_per_s", "down_bit_per_s", "share"):
+            if (value := getattr(self, key)) is not None:
+                bounded(f"{where}: {key}", max(value.values), POSITIVE)
         if max(self.share.values) > 1:
             raise ConfigError(
                 f"{where}: share reaches {max(self.share.values)!r}: it is a part of cores and at most 1; "
@@ -104,16 +101,16 @@ class SiteLink:
     between: tuple[str, str]
     bit_per_s: Trace  # from the first site to the second, over time
     back_bit_per_s: Trace | None = None  # from the second to the first; None is the same
-    latency_s: float = 0.0  # one way
+    latency_s: Time = 0.0  # one way
 
     def __post_init__(self) -> None:
         where = f"link between {self.between[0]!r} and {self.between[1]!r}"
         if self.between[0] == self.between[1]:
             raise ConfigError(f"{where}: it must join two different sites; inside a site the nodes' own links count")
-        positive(where, "bit_per_s", max(self.bit_per_s.values))
+        bounded(f"{where}: bit_per_s", max(self.bit_per_s.values), POSITIVE)
         if self.back_bit_per_s is not None:
-            positive(where, "back_bit_per_s", max(self.back_bit_per_s.values))
-        not_negative(where, "latency_s", self.latency_s)
+            bounded(f"{where}: back_bit_per_s", max(self.back_bit_per_s.values), POSITIVE)
+        check(self, f"{where}: ")
 
     @property
     def ends(self) -> frozenset[str]:
@@ -128,37 +125,31 @@ class SiteLink:
 class Workload:
     """The computation and traffic of one iteration, for the simulator, which runs no script."""
 
-    global_batch: int = 256  # X, samples
-    gradient_bytes: int = 4_000_000  # traffic of an exchange of the whole model, before compression
+    global_batch: Several = 256  # X, samples
+    gradient_bytes: Count = 4_000_000  # traffic of an exchange of the whole model, before compression
     # overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``
-    overhead_core_s: float = 0.005
-    per_sample_core_s: float = 0.0005
-    exchange_core_s: float = 0.0  # core-seconds of a worker's own side of an exchange
+    overhead_core_s: Time = 0.005
+    per_sample_core_s: Time = 0.0005
+    exchange_core_s: Time = 0.0  # core-seconds of a worker's own side of an exchange
     # core-seconds of a report and of a decision on all reports. They delay nothing here, but a higher cost makes
     # reports rarer, because the slow loop has a budget.
-    report_core_s: float = 0.0
+    report_core_s: Time = 0.0
     # part of the compute time in the backward pass. Gradients become ready evenly over it, so an exchange can
     # overlap. 2/3 is usual: the backward pass takes twice the work of the forward pass.
-    backward: float = 2 / 3
+    backward: Amount = 2 / 3
     # first_bucket_bytes, bucket_bytes: sizes of the gradient buckets; defaults are those of
     # DistributedDataParallel, 1 MiB and 25 MiB
-    first_bucket_bytes: int = 2**20
-    bucket_bytes: int = 25 * 2**20
+    first_bucket_bytes: Several = 2**20
+    bucket_bytes: Several = 25 * 2**20
     # link bytes per message byte; the default is that of TCP with time stamps in full Ethernet frames: 1,514 bytes
     # with 1,448 of payload
-    framing: float = 1514 / 1448
+    framing: Amount = 1514 / 1448
     # assumed part of the entries that a significance filter passes, because no gradients exist. [ours]
-    significant: float = 0.1
-    epoch_samples: int = 50_000  # length of the data set
+    significant: Amount = 0.1
+    epoch_samples: Several = 50_000  # length of the data set
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if not isinstance(value, (int, float)):
-                continue
-            not_negative("workload", one.name, value)
-        for key in ("global_batch", "epoch_samples", "first_bucket_bytes", "bucket_bytes"):
-            positive("workload", key, getattr(self, key))
+        check(self, "workload: ")
         if self.gradient_bytes > MOST_BUCKETS * self.bucket_bytes:
             raise ConfigError(
                 f"workload: gradient_bytes = {self.gradient_bytes} makes more than {MOST_BUCKETS:,} buckets of "

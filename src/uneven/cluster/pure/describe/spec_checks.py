@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Annotated
 
 from uneven.errors import ConfigError
+from uneven.policy.core.plain import Range
 from uneven.policy.core.tables import shown
 
 
@@ -19,17 +21,22 @@ LEAST, MOST = 1e-18, 1e18  # the bounds of positive values, so that products and
 LONGEST_S = 1e9  # the longest time, 31 years: in sums of such times a float still resolves microseconds
 
 
-def positive(where: str, key: str, value: float) -> None:
-    """Raise `ConfigError` for zero, negative and implausible values; a ``key`` that ends in ``_s`` is a time."""
-    if not LEAST <= value <= _most(key):
-        raise ConfigError(f"{where}: {key} = {shown(value)}: it must be positive, from {LEAST:g} to {_most(key):g}")
+def _from(least: float, most: float) -> Range:
+    return Range(
+        least, most, f"positive, from {least:g} to {most:g}" if least else f"zero or more, and at most {most:g}"
+    )
 
 
-def not_negative(where: str, key: str, value: float) -> None:
-    """Raise `ConfigError` for negative and implausible values; a ``key`` that ends in ``_s`` is a time."""
-    if not 0 <= value <= _most(key):
-        raise ConfigError(f"{where}: {key} = {shown(value)}: it must be zero or more, and at most {_most(key):g}")
+POSITIVE, POSITIVE_TIME, TIME = _from(LEAST, MOST), _from(LEAST, LONGEST_S), _from(0, LONGEST_S)
+
+Amount = Annotated[float, _from(0, MOST)]
+Count = Annotated[int, _from(0, MOST)]
+Positive = Annotated[float, POSITIVE]
+PositiveTime = Annotated[float, POSITIVE_TIME]
+Several = Annotated[int, POSITIVE]
+Time = Annotated[float, TIME]
 
 
-def _most(key: str) -> float:
-    return LONGEST_S if key.endswith("_s") and not key.endswith("per_s") else MOST
+def bounded(what: str, value: float, bound: Range) -> None:
+    if not bound.allows(value):
+        raise ConfigError(f"{what} = {shown(value)}: it must be {bound}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from uneven.cluster.pure.describe.spec_checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import Amount, Count, Positive, PositiveTime, Several, Time
+from uneven.policy.core.tables import check
 
 LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' processors", "servers' links")
 """The possible bottlenecks of trainers with tables on servers."""
@@ -14,21 +15,18 @@ LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' proces
 class TableWork:
     """Embedding tables on servers; for ``uneven plan`` and ``uneven simulate``."""
 
-    features: int = 0  # bags of each sample; 0 is a model without tables
-    ids: float = 0.0  # looked up per sample; 0 is one for each feature
-    dim: int = 16  # numbers in a row
-    number_bytes: int = 4  # 4, or 2 if numbers travel as bfloat16
-    server_core_s: float = 5e-6  # server time per sample, both ways, of all tables; divided among the servers
-    message_core_s: float = 2e-4  # server time per lookup with its gradient, independent of size
-    server_cores: float = 1.0  # of each server
-    server_bit_per_s: float = 0.0  # of its link, each way; 0 is unlimited
-    server_latency_s: float = 0.0  # one way, between it and the switch
+    features: Count = 0  # bags of each sample; 0 is a model without tables
+    ids: Amount = 0.0  # looked up per sample; 0 is one for each feature
+    dim: Several = 16  # numbers in a row
+    number_bytes: Several = 4  # 4, or 2 if numbers travel as bfloat16
+    server_core_s: PositiveTime = 5e-6  # server time per sample, both ways, of all tables; divided among the servers
+    message_core_s: Time = 2e-4  # server time per lookup with its gradient, independent of size
+    server_cores: Positive = 1.0  # of each server
+    server_bit_per_s: Amount = 0.0  # of its link, each way; 0 is unlimited
+    server_latency_s: Time = 0.0  # one way, between it and the switch
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            not_negative("tables", one.name, getattr(self, one.name))
-        for key in ("dim", "number_bytes", "server_core_s", "server_cores"):
-            positive("tables", key, getattr(self, key))
+        check(self, "tables: ")
 
     def message_s(self, batch: float, servers: int) -> float:
         """Return the seconds of one of ``servers`` for a lookup of ``batch`` samples and its gradient."""

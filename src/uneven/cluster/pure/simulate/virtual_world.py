@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
-from uneven.cluster.pure.describe.spec_checks import not_negative
+from uneven.cluster.pure.describe.spec_checks import TIME, bounded
 from uneven.cluster.pure.simulate.arithmetic import Arithmetic
 from uneven.cluster.pure.simulate.compute import Jitter, Processor
 from uneven.cluster.pure.simulate.event_queue import LAST_S, EventQueue
@@ -72,7 +72,7 @@ class Scenario:
                 raise ConfigError(
                     f"{key} = {shown(getattr(self, key))}: it must be at least {least} and at most {most:,}"
                 )
-        not_negative("simulation", "pause_s", self.pause_s)
+        bounded("simulation: pause_s", self.pause_s, TIME)
 
 
 def simulate(
