@@ -51,7 +51,7 @@ KEYS: dict[str, Any] = {
     "data": Made, "validate": Made, "transform": Named, "validate_transform": Named, "warm_start": Directories,
 }  # fmt: skip
 _SPECIAL: dict[Any, Callable[[Any], Any]] = {Named: named, Made: _made, Directories: _directories}
-_DOMAINS: dict[str, Callable[..., Domain]] = {
+DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform,
     "log": log,
     "integer": integer,
@@ -103,9 +103,9 @@ def _domain(value: Any) -> Domain | Plain:
     if len(value) != 1:
         raise ConfigError(f"{shown(value)}: give one kind, such as {{ log = [1e-4, 1e-1] }}")
     ((kind, values),) = value.items()
-    if kind not in _DOMAINS:
-        raise UnknownNameError("kind of setting", kind, _DOMAINS)
+    if kind not in DOMAINS:
+        raise UnknownNameError("kind of setting", kind, DOMAINS)
     try:
-        return _DOMAINS[kind](*items(values))
+        return DOMAINS[kind](*items(values))
     except TypeError as error:
         raise ConfigError(f"{kind} = {shown(values)}: give its two ends") from error
