@@ -41,7 +41,7 @@ def preconditioner(path: Path) -> Preconditioning:
     """Return the ``[preconditioner]`` table of a file, as ``KFAC.describe()`` writes it; errors as for :func:`load`."""
     with access(f"read {path}"):
         data = path.read_bytes()
-    return preconditioner_from_toml(data, str(path), SeriesFiles(path.parent))
+    return preconditioner_from_toml(data, str(path))
 
 
 def _folder() -> Traversable:

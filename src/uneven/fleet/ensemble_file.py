@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble import Ensemble, Factory, Metric, accuracy, own_loss
 from uneven.fleet.pure.converge import never, plateau
-from uneven.policy.core.tables import convert, document, located, shown, text
+from uneven.policy.core.tables import convert, document, known, located, shown, text
 
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "loss": own_loss}
 
@@ -70,19 +70,17 @@ def _document(path: Path) -> dict[str, dict[str, Any]]:
                 f"there is no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
             ) from None
     found = document(data, str(path))
-    for name, one in found.items():
-        if name not in ("ensemble", "members"):
-            raise UnknownNameError(f"table in {path}", name, ("ensemble", "members"))
-        if not isinstance(one, dict):
+    for name in (tables := ("ensemble", "members")):
+        if not isinstance(one := found.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} is {shown(one)}: it is a table, which begins with [{name}]")
+    known(found, tables, f"table in {path}")
     return found
 
 
 def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    known(asked, KEYS, f"key in {path}")
     found: dict[str, Any] = {}
     for key, value in asked.items():
-        if key not in KEYS:
-            raise UnknownNameError(f"key in {path}", key, KEYS)
         with located(f"{path}: {key}"):
             found[key] = convert(KEYS[key], value, _SPECIAL)
     patience, least = found.pop("patience", None), found.pop("least", 0.0)

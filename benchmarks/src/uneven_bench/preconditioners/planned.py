@@ -7,7 +7,6 @@ from typing import Any
 from uneven.cluster.pure.describe.parse import preconditioner_from_toml
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
 from uneven.cluster.pure.simulate import Scenario, simulate
-from uneven.cluster.series import SeriesFiles
 from uneven.policy.balance import balancers
 from uneven.policy.sync import policies
 
@@ -31,7 +30,7 @@ def planned(told: dict[str, Any], cores: tuple[float, ...], isolated: bool) -> d
     )
     found: dict[str, Any] = {"step_s": {}, "error": {}, "shares": {}}
     for arm, balance in (("ours", "lb-bsp"), ("n3", "even")):
-        one = preconditioner_from_toml(told["described"][arm], "measured", SeriesFiles(None))
+        one = preconditioner_from_toml(told["described"][arm], "measured")
         spec = ClusterSpec(name="unequal", nodes=nodes, workload=workload, preconditioner=one)
         scenario = Scenario(
             spec=spec, balancer=balancers.resolve(balance), policy=policies.resolve("bsp"), iterations=_ITERATIONS

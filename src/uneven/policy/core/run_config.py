@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
 from uneven.policy.core.plain import Range
-from uneven.policy.core.tables import check, convert, document, hints, located, quoted, table
+from uneven.policy.core.tables import check, convert, document, hints, known, located, quoted, table
 
 LONGEST_S = 1e6  # Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long.
 
@@ -70,10 +70,9 @@ class Conflict:
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the values, after a check of keys and types. Raises UnknownNameError for an unknown key, ConfigError with
     source, key and value for a wrong value."""
+    known(values, hints(RunConfig), f"key in {source}:")
     good: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in hints(RunConfig):
-            raise UnknownNameError(f"key in {source}:", key, hints(RunConfig))
         with located(f"{source}: {key}"):
             good[key] = convert(hints(RunConfig)[key], value)
     return good
@@ -98,9 +97,7 @@ def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
     """Return the ``[run]`` table of a TOML document, checked. Raises ConfigError for invalid TOML or a wrong value,
     UnknownNameError for an unknown table or key."""
     found = document(data, source)
-    for name in found:
-        if name != "run":
-            raise UnknownNameError(f"table in {source}:", name, ["run"])
+    known(found, ["run"], f"table in {source}:")
     with located(f"{source}: [run]"):
         run = table(found.get("run", {}))
     return checked(run, f"{source} [run]")

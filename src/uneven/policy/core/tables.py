@@ -56,12 +56,12 @@ def located(where: str) -> Iterator[None]:
         raise
 
 
-def known(table: Table, names: Iterable[str]) -> None:
+def known(table: Table, names: Iterable[str], what: str = "key") -> None:
     """Raise an error for unknown keys, with the nearest known one."""
     names = list(names)
     for key in table:
         if key not in names:
-            raise UnknownNameError("key", key, names)
+            raise UnknownNameError(what, key, names)
 
 
 def required(table: Table, key: str) -> Any:

@@ -49,15 +49,14 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
     """Return the cluster in a plain mapping, like :func:`from_toml` but without the source in messages."""
     known(document, (*hints(ClusterSpec), "defaults"))
     special = _special(read_trace)
-    with located("name"):
-        required(document, "name")
     top = {}
-    for key in ("name", "about", "assumptions"):
-        if key in document:
-            with located(key):
-                top[key] = convert(hints(ClusterSpec)[key], document[key])
+    for key in ("name", *(key for key in ("about", "assumptions") if key in document)):
+        with located(key):
+            top[key] = convert(hints(ClusterSpec)[key], required(document, key))
     nodes, events = _nodes(document, read_trace)
     events += [_part(Event, one, where, special) for one, where in _tables(document, "events")]
+    if "preconditioner" in document:
+        top["preconditioner"] = _part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]", special)
     return ClusterSpec(
         **top,
         workload=_part(Workload, _table(document, "workload"), "[workload]", special),
@@ -65,21 +64,16 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
         nodes=tuple(nodes),
         events=tuple(events),
         links=tuple(_part(SiteLink, one, where, special) for one, where in _tables(document, "links")),
-        preconditioner=_preconditioner(document) if "preconditioner" in document else None,
     )
 
 
-def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> Preconditioning:
+def preconditioner_from_toml(text: str | bytes, source: str) -> Preconditioning:
     """Return the table ``[preconditioner]`` of a document without others; errors as for :func:`from_toml`."""
     table = document(text, source)
     with located(source):
         known(table, ("preconditioner",))
         required(table, "preconditioner")
-        return _preconditioner(table)
-
-
-def _preconditioner(document: Table) -> Preconditioning:
-    return _part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]", {})
+        return _part(Preconditioning, _table(table, "preconditioner"), "[preconditioner]", {})
 
 
 def _table(document: Table, key: str) -> Table:

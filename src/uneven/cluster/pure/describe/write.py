@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
@@ -45,12 +45,9 @@ def _part(header: str, part: Node | Event | SiteLink | Workload | Preconditionin
 def _lines(part: Node | Event | SiteLink | Workload | Preconditioning | TableWork) -> Iterator[str]:
     for one in fields(part):
         value = getattr(part, one.name)
-        if one.init and value != _default(one):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if one.init and value != default:
             yield f"{one.name} = {_value(value)}"
-
-
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def _value(value: Any) -> str:
