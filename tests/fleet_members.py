@@ -181,9 +181,7 @@ class Numbered:
         return image, label + 10 * index
 
 
-def plain(
-    batch_size: int = 50, noted: Path | None = None, delay_s: float = 0.0, drop_last: bool = False
-) -> Member:
+def plain(batch_size: int = 50, noted: Path | None = None, delay_s: float = 0.0, drop_last: bool = False) -> Member:
     """Draws nothing and looks at no batch as a whole, so it learns the same in however many parts."""
     torch.manual_seed(1)
     layers = (nn.Flatten(), Late(delay_s), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))

@@ -23,10 +23,7 @@ def _methods(one: ast.ClassDef) -> Iterator[tuple[str, str]]:
 def idle(sources: Iterable[Module]) -> list[str]:
     """Methods whose docstring only points elsewhere, or repeats that of a base class."""
     classes = {
-        node.name: (module.name, node)
-        for module in sources
-        for node in module.nodes
-        if isinstance(node, ast.ClassDef)
+        node.name: (module.name, node) for module in sources for node in module.nodes if isinstance(node, ast.ClassDef)
     }
     known = {name: dict(_methods(node)) for name, (_, node) in classes.items()}
     bases = {

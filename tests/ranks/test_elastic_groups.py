@@ -26,11 +26,12 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Exchanged:
-    """One exchange: of gradients or replicas, up to which iteration, and who with whom."""
+    """One exchange: of gradients or replicas, up to which iteration, who with whom, and whether groups were planned."""
 
     kind: str
     settles: int
     groups: tuple[tuple[int, ...], ...]
+    grouped: bool
 
 
 @dataclass
@@ -54,7 +55,7 @@ def read(folder: Path) -> Log:
                 log.joins[worker] = rest[0], rest[1]
             else:
                 number, settles, those, groups = rest
-                said = Exchanged(kind, settles, tuple(map(tuple, groups or [those])))
+                said = Exchanged(kind, settles, tuple(map(tuple, groups or [those])), groups is not None)
                 assert log.exchanges.setdefault(number, said) == said, "workers say different things of one exchange"
     log.exchanges = dict(sorted(log.exchanges.items()))
     return log
@@ -122,8 +123,8 @@ def merge(log: Log, workers: dict[int, Holder], exchange: Exchanged, by_site: bo
             workers[one].held, workers[one].since = {*held}, 0
 
 
-def check(log: Log, folder: Path, *, by_site: bool) -> None:
-    end = replayed(log, by_site)
+def check(log: Log, folder: Path, end: Holder) -> None:
+    """Compare with ``end``, one of the workers of a replay that are there in the end."""
     for epoch in range(EPOCHS):
         used = Counter(one for step in end.held if log.steps[step][0] == epoch for one in log.steps[step][1])
         assert sorted(used) == list(range(elastic_script.N)), "samples were lost"
@@ -135,10 +136,18 @@ def check(log: Log, folder: Path, *, by_site: bool) -> None:
     assert (first - end.read()).abs().max() < 1e-12
 
 
-def played(folder: Path, sync: str, faults: list[str], patch: pytest.MonkeyPatch, there: str, joins: str) -> Log:
+def played(
+    folder: Path,
+    sync: str,
+    faults: list[str],
+    patch: pytest.MonkeyPatch,
+    there: str,
+    joins: str,
+    script_name: str = "elastic_merges.py",
+) -> Log:
     """What a run wrote down in which faults occur, and another worker joins; with the sites of the workers."""
     meeting = f"127.0.0.1:{free_port()}"
-    script = [HERE / "elastic_merges.py", sync, folder, EPOCHS, *faults]
+    script = [HERE / script_name, sync, folder, EPOCHS, *faults]
     first = ("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder / "run")
     patch.setenv("UNEVEN_SITE", there)
     with run(*first, *script) as a:
@@ -158,7 +167,7 @@ def test_groups_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syn
     log = played(tmp_path, sync, faults, monkeypatch, "a", "a")
     there = [{one for group in exchange.groups for one in group} for exchange in log.exchanges.values()]
     assert all(those in there for those in ({0, 1, 2, 3}, {0, 1, 3}, {0, 3, 4}, {0, 4}))
-    check(log, tmp_path, by_site=False)
+    check(log, tmp_path, replayed(log, by_site=False))
 
 
 def test_one_that_joins_with_the_last_merge_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +176,7 @@ def test_one_that_joins_with_the_last_merge_of_an_epoch(tmp_path: Path, monkeypa
     last, settled = (log.exchanges[number] for number in (5, 6))
     assert (last.settles, last.groups) == (23, ((0, 1, 3),))
     assert (settled.settles, settled.groups) == (23, ((0, 1, 3, 4),))
-    check(log, tmp_path, by_site=False)
+    check(log, tmp_path, replayed(log, by_site=False))
 
 
 def test_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,5 +186,6 @@ def test_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = played(tmp_path, "hierarchical:every=4", faults, monkeypatch, "a,a,a,b", "b")
     groups = {exchange.groups for exchange in log.exchanges.values()}
     assert groups >= {((0, 1, 2), (3,)), ((0, 1), (4,)), ((0, 4),)}
-    assert {step for step in log.steps if step[0] == 3} - replayed(log, by_site=True).held, "its site has no one left"
-    check(log, tmp_path, by_site=True)
+    end = replayed(log, by_site=True)
+    assert {step for step in log.steps if step[0] == 3} - end.held, "its site has no one left"
+    check(log, tmp_path, end)

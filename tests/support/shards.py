@@ -26,9 +26,7 @@ class LocalShards:
         growing: whether they may leave and join.
     """
 
-    def __init__(
-        self, shards: int, members: int, *, patience: Patience | None = None, growing: bool = False
-    ) -> None:
+    def __init__(self, shards: int, members: int, *, patience: Patience | None = None, growing: bool = False) -> None:
         self._members, self._patience = members, patience or Patience()
         self._growing = growing
         self._lives = 0

@@ -16,6 +16,8 @@ DEAD, MISSED = "dead", "missed"
 
 RUN = "run"  # the key of the information for a launcher that joins
 
+SITE = "site"  # the key of the name of a worker's site
+
 RELEASED = "released"
 """The key by which a launcher reports that a worker's session is closed: neither needs the store any more."""
 

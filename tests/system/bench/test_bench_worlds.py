@@ -71,9 +71,7 @@ def test_each_node_costs_what_it_did_in_the_run_and_is_as_noisy() -> None:
 
 def test_what_changes_for_good_is_no_noise() -> None:
     spec, _ = calibration(Workload())
-    steps = [
-        step(rank, k, 64 if k < 100 else 32, 0.03 if k < 100 else 0.015) for rank in range(4) for k in range(200)
-    ]
+    steps = [step(rank, k, 64 if k < 100 else 32, 0.03 if k < 100 else 0.015) for rank in range(4) for k in range(200)]
     assert [node.jitter for node in as_in(spec, steps, since=0).nodes] == [0.0] * 4
 
 

@@ -29,9 +29,7 @@ def run(train: Any, directory: Path, space: dict[str, Any] | None = None, **give
     return search.run(train, space or {}, directory=directory, **asked)
 
 
-def real(
-    objective: Any, trials: int = 4, points: list[dict[str, Any]] | None = None, **given: Any
-) -> optuna.Study:
+def real(objective: Any, trials: int = 4, points: list[dict[str, Any]] | None = None, **given: Any) -> optuna.Study:
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0), **given)
     for point in points or []:
         study.enqueue_trial(point)
@@ -162,7 +160,7 @@ def test_a_search_ends_with_its_time(tmp_path: Path) -> None:
     assert (given["time_budget_s"], given["points_to_evaluate"]) == (9.0, ({"x": 0.5},))
 
 
-@brought("searches", "Optuna", "a storage: `result.optuna(\"sqlite:///…\")`, `warm_start=\"sqlite:///…\"`")
+@brought("searches", "Optuna", 'a storage: `result.optuna("sqlite:///…")`, `warm_start="sqlite:///…"`')
 def test_a_storage_of_optuna_is_written_and_read(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     result = run(peers.two, tmp_path / "run", trials=12)
@@ -255,7 +253,7 @@ def test_a_sampler_without_its_package_is_refused(tmp_path: Path) -> None:
 def test_choices_that_differ_fail_their_trials_and_not_the_search(tmp_path: Path) -> None:
     result = run(peers.choices_differ, tmp_path / "tpe")
     assert [row.status for row in sorted(result.rows, key=lambda row: row.number)] == ["terminated", "error"] * 2
-    assert all('use the same choices' in row.why and 'searcher="random"' in row.why for row in result.failed)
+    assert all("use the same choices" in row.why and 'searcher="random"' in row.why for row in result.failed)
     again = run(peers.choices_differ, tmp_path / "tpe", trials=6)  # what was refused leaves no trace
     assert [row.status for row in again.rows].count("terminated") == 3
     with refusal("use the same choices"):

@@ -189,9 +189,7 @@ def test_a_resumed_session_goes_on_as_if_it_had_not_stopped(made: Any) -> None:
     assert torch.allclose(rest, whole, atol=1e-6)
 
 
-def test_two_workers_load_before_either_trains(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_load_before_either_trains(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = made(seed=5)
     train(alone, 2)
     state = deepcopy(alone.state_dict())

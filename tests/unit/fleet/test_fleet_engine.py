@@ -215,9 +215,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def test_another_run_in_the_same_directory_is_refused(
-    whole: fleet.Result, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(whole.directory, 4).table == whole.table
     assert f"the fleet in {whole.directory} finished on 20" in capsys.readouterr().err
     other = members.ensemble().members | {"small": partial(members.make, 9, 32)}

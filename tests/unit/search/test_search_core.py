@@ -75,8 +75,17 @@ def test_a_space_that_makes_no_sense_is_refused(make: Callable[[], object], said
 
 @pytest.mark.parametrize(
     "domain",
-    [uniform(0, 1), log(1e-3, 10), integer(2, 9), integer(1, 64, log=True), choice(1, "a"), uniform(1, 1),
-     FloatRange(0, 5, step=1.0), FloatRange(-1, 0.95, step=0.3), IntRange(1, 9, step=3)],
+    [
+        uniform(0, 1),
+        log(1e-3, 10),
+        integer(2, 9),
+        integer(1, 64, log=True),
+        choice(1, "a"),
+        uniform(1, 1),
+        FloatRange(0, 5, step=1.0),
+        FloatRange(-1, 0.95, step=0.3),
+        IntRange(1, 9, step=3),
+    ],
 )
 def test_a_domain_comes_back_from_json(domain: Domain) -> None:
     assert domain_of(domain.to_plain()) == domain

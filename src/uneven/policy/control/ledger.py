@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 from uneven.policy.control.step_plans import StepPlans, at_moment, due_of
-from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan, overlapping
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan, overlapping
 from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.pace import Pace
 from uneven.policy.core.plain import Amount, Count
@@ -232,7 +232,7 @@ class StepLedger:
             for exchange in self._upcoming():
                 yield self._order(exchange)
         elif self.apart or (self.plans.grouped and not self.equal):
-            for exchange in self._upcoming(Moment.STEP):
+            for exchange in self._settling_exchanges():
                 yield self._order(replace(exchange, members=self.plans.members), all_meet=True)
 
     def resting(self) -> Iterator[Order]:
@@ -273,10 +273,22 @@ class StepLedger:
         """True if replicas differ because of separate steps, and a newcomer must wait; the same on all workers."""
         if self.served:  # a newcomer starts with the server's copy
             return False
-        if self._moves:  # a movement counts from the last exchange, which is where a newcomer starts
-            return self._gap > 0
-        averaged = (one.members for one in self.plan.exchanges if one.payload is Payload.GRADIENT)
-        return self._gap > 0 and not any(len(those) == len(self.plans.members) for those in averaged)
+        if self._gap and self._moves:  # a movement counts from the last exchange, which is where a newcomer starts
+            return True
+        if self._gap:
+            averaged = (one.members for one in self.plan.exchanges if one.payload is Payload.GRADIENT)
+            return not any(map(self._are_all, averaged))
+        # Groups whose merge keeps something move from different places, until an exchange of all.
+        return not self.equal and any(map(self._keeps_apart, self.plan.exchanges))
+
+    @property
+    def in_regions(self) -> bool:
+        """True if workers meet in groups, and merges keep something in each of them."""
+        return any(map(self._keeps_apart, self._upcoming(Moment.STEP)))
+
+    def meets(self, worker: int) -> bool:
+        """Return whether a worker takes part in the first of the next exchanges that the training waits for."""
+        return any(worker in one.members for one in self._upcoming(Moment.STEP)[:1])
 
     @property
     def met(self) -> bool:
@@ -351,7 +363,23 @@ class StepLedger:
             return False  # each replica still holds the entries that it has not sent
         if exchange.piece is not None or exchange.delay:
             return False  # other pieces have moved since their exchange; a delayed outcome has not entered
-        return len(exchange.members) == len(self.plans.members)
+        return self._are_all(exchange.members)
+
+    def _are_all(self, members: Members) -> bool:
+        """Return whether these are all members. A plan from before a loss names lost ones, too."""
+        there = self.plans.members
+        return set(members) >= set(there) if self.plans.grouped else len(members) == len(there)
+
+    def _keeps_apart(self, exchange: Exchange) -> bool:
+        return exchange.merge.keeps and not self._are_all(exchange.members)
+
+    def _settling_exchanges(self) -> tuple[Exchange, ...]:
+        if not self.in_regions:
+            return self._upcoming(Moment.STEP)
+        # The plain mean, because an outer step out of turn would count momentum once more.
+        clocks = range(self.clock, self.clock + _AHEAD)
+        parties = (one for clock in clocks for one in self.plans.at(clock).exchanges if one.parties)
+        return (replace(next(parties), merge=Mean()),)
 
     def _upcoming(self, moment: Moment | None = None) -> tuple[Exchange, ...]:
         """Return the next exchanges of a moment; of any moment for None."""

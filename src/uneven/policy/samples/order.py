@@ -14,7 +14,7 @@ sample input stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -140,13 +140,15 @@ class SampleBook(Protocol):
     * ``waiting``: return how many samples are requeued for an iteration.
     * ``counted``: return the samples of an iteration that count for all workers together.
     * ``changed``: divide iterations from ``border`` on among other members, and return this worker's border. The round
-      under way decides about iterations up to ``exchanging``.
+      under way decides about iterations up to ``exchanging``; ``donors`` give each newcomer the state of the run.
     """
 
     def members(self, iteration: int) -> tuple[int, ...]: ...
     def waiting(self, iteration: int) -> int: ...
     def counted(self, part: Portion) -> int: ...
-    def changed(self, border: int, members: tuple[int, ...], exchanging: int) -> int: ...
+    def changed(
+        self, border: int, members: tuple[int, ...], exchanging: int, donors: Mapping[int, int] | None = None
+    ) -> int: ...
 
 
 class Changing(SampleBook, Protocol):

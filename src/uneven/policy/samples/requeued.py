@@ -10,7 +10,7 @@ first part on that no worker had drawn at the change. Every worker computes the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from uneven.policy.samples.order import Cursor, Portion
@@ -119,7 +119,7 @@ class RequeuedSamples:
         for earlier in [one for one in self._missing if one < iteration]:
             del self._missing[earlier]
 
-    def changed(self, border: int, members: Members, exchanging: int) -> int:
+    def changed(self, border: int, members: Members, exchanging: int, donors: Mapping[int, int] | None = None) -> int:
         """Divide iterations from ``border`` on among other members, and return the border."""
         before = self._eras[-1][1]
         gone = set(before) - set(members)
@@ -128,7 +128,7 @@ class RequeuedSamples:
             # `exchanged` decides about the exchange under way, which knows whose gradients are in it.
             if part.iteration > exchanging:
                 self._give_up(part, gone, border)
-        for step in self._held.changed(members, sorted(set(members) - set(before))):
+        for step in self._held.changed(members, donors or {}):
             self._waiting += [(border, run) for run in runs(step.part.span(step.worker))]
         return border
 

@@ -9,7 +9,7 @@ workers that it has met, and of those that have met these since. When the last o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -46,14 +46,13 @@ class UnmergedSteps:
                 found.append(replace(step, holders=met))
         self._steps = found
 
-    def changed(self, members: Members, came: Collection[int]) -> list[HeldStep]:
-        """Continue with other members, and return the steps that no member holds any more."""
-        # Newcomers receive the replica of the first old member.
-        donor = next((one for one in members if one not in came), None)
+    def changed(self, members: Members, donors: Mapping[int, int]) -> list[HeldStep]:
+        """Continue with other members, and return the steps that no member holds any more. Each newcomer in ``donors``
+        receives the replica of its donor."""
         steps = []
         for step in self._steps:
-            more = came if donor in step.holders else ()
-            steps.append(replace(step, holders=step.holders.intersection(members).union(more)))
+            more = [one for one, donor in donors.items() if donor in step.holders]
+            steps.append(replace(step, holders=step.holders.intersection(members).difference(donors).union(more)))
         self._steps = [step for step in steps if step.holders and not step.holders.issuperset(members)]
         return [step for step in steps if not step.holders]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from uneven.policy.core.membership import Generation, Members
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.control_words import IDLE, JOIN_PENDING, LEAVING, NONE
-from uneven.run.membership.elastic_run import LOOK_S, ElasticRun, donor_of
+from uneven.run.membership.elastic_run import LOOK_S, ElasticRun
 from uneven.runtime.membership_board import NEWS
 
 
@@ -26,7 +26,6 @@ class AgreedMembers(ElasticRun):
         self.wrap_again: Callable[[], None] = _nothing  # called when members have come
         # whether nothing is lost with this worker, given the members' announcements
         self.may_leave: Callable[[Sequence[float]], bool] = lambda announced: True
-        self.sites: Mapping[int, str] | None = None  # of the members, if those of a site hold what no other one holds
 
     # ---------------------------------------------------------------- rounds
     def announce(self) -> float:
@@ -61,7 +60,8 @@ class AgreedMembers(ElasticRun):
         while (new := self.rounds.serve(between=True)).came:
             self.wrap_again()
             try:
-                self._give(new)
+                if self.membership.worker in self.membership.donors(new).values():
+                    self._give(new)
                 return
             except GroupAborted:
                 continue
@@ -73,20 +73,7 @@ class AgreedMembers(ElasticRun):
         def over() -> bool:
             return self.membership.generation.number != new.number or self.membership.lost()
 
-        for donor, *came in self._transfers(new):
-            if self.membership.worker == donor:
-                self.give_state(_key(new, came), (donor, *came), over)
-
-    def _transfers(self, new: Generation) -> list[Members]:
-        """Return the donors, each before its newcomers: one of their site, or else the first member."""
-        first, groups = donor_of(new), dict[str | None, list[int]]()
-        for one in sorted(new.members, key=lambda one: str(one) in new.came):
-            said = new.came.get(str(one))
-            site = None if self.sites is None else self.sites.get(one, "") if said is None else said["site"]
-            groups.setdefault(site, []).append(one)
-        came = [[one for one in those if str(one) in new.came] for those in groups.values()]
-        donors = [first if str(those[0]) in new.came else those[0] for those in groups.values()]
-        return [(donor, *those) for donor, those in zip(donors, came, strict=True) if those]
+        self.give_state(*self._transfer(new), over)
 
     # ---------------------------------------------------------------- newcomers
     def _next(self, new: Generation) -> Generation:
@@ -96,9 +83,13 @@ class AgreedMembers(ElasticRun):
         self.rounds.exchanges = new.exchange
         if self.rounds.circle is None:
             self.rounds.circle = self.membership.circle("exchanges")
-        # A newcomer does not know the sites of members, so perhaps not its donor, who is the first in any case.
-        _, *came = next(those for those in self._transfers(new) if self.membership.worker in those)
-        self.take_state(_key(new, came), (-1, *came), self.membership.lost)
+        self.take_state(*self._transfer(new), self.membership.lost)
+
+    def _transfer(self, new: Generation) -> tuple[str, Members]:
+        """Return the key of the state that this worker gives or receives, and the donor with its newcomers."""
+        donors = self.membership.donors(new)
+        donor = donors.get(self.membership.worker, self.membership.worker)
+        return f"{new.number}/{donor}", (donor, *(one for one, gives in donors.items() if gives == donor))
 
     def _part_company(self) -> None:
         if self.rounds.circle is not None:
@@ -242,10 +233,6 @@ class BackgroundMembers(AgreedMembers):
     def _admit(self, new: Generation) -> None:
         with contextlib.suppress(GroupAborted):  # one of them has failed; the others ask again
             self._give(new)
-
-
-def _key(new: Generation, came: Sequence[int]) -> str:
-    return f"{new.number}/{came[0]}"
 
 
 def _nothing(*_: object) -> None: ...

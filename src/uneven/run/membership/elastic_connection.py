@@ -106,6 +106,7 @@ def connect_elastic(world: World, elastic: Elastic, timeout_s: float) -> Elastic
             silence_s=elastic.silence_s,
             timeout_s=timeout_s,
             interface=elastic.address,
+            site=world.site,
         )
     except RuntimeError as error:
         raise PeerError(

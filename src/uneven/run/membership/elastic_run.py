@@ -21,7 +21,7 @@ from torch import nn
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.policy.control.reports import Report
-from uneven.policy.core.membership import Generation, Members, generation_of, told
+from uneven.policy.core.membership import Generation, Meeting, Members, generation_of, told
 from uneven.policy.core.records import MembershipRecord
 from uneven.policy.samples.order import Changing, Portion, SampleBook
 from uneven.policy.samples.requeued import RequeuedSamples
@@ -173,6 +173,12 @@ class ElasticRun:
         that hold them."""
         return self.returned.spoken_for(self.membership.worker, iteration)
 
+    def leads(self, parties: Sequence[Members], meeting: Meeting | None) -> bool:
+        """Return whether this worker is the first of its party among those that it meets, after a loss, too."""
+        there = self.members if meeting is None else self.rounds.mine(meeting)
+        party = next(one for one in parties if self.membership.worker in one)
+        return self.membership.worker == next(one for one in party if one in there)
+
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
         self._queue.append((generation, time.monotonic() - began_s, {}))
@@ -185,7 +191,9 @@ class ElasticRun:
         The round under way decides about samples up to the iteration ``exchanging``."""
         while self._queue:
             generation, pause_s, arrived = self._queue.popleft()
-            border = self.book.changed(generation.border, generation.members, exchanging)
+            border = self.book.changed(
+                generation.border, generation.members, exchanging, self.membership.donors(generation)
+            )
             for worker, update in arrived.items():
                 self.claims.lost(worker, update)
             self._tell(replace(generation, border=border), pause_s)
@@ -211,7 +219,7 @@ class ElasticRun:
             )
             if self.membership.place == 0:
                 self._say(f"{text}; {len(generation.members)} workers go on with iteration {self._iteration}")
-        if generation.came and self.membership.worker == donor_of(generation):
+        if self.membership.worker in self.membership.donors(generation).values():
             self._admit(generation)
 
     def _admit(self, new: Generation) -> None:
@@ -341,11 +349,3 @@ class ElasticRun:
     def _part_company(self) -> None:
         """Wait until no member needs this worker any longer."""
         raise NotImplementedError
-
-
-def donor_of(new: Generation) -> int:
-    """Return the member that gives newcomers the state of the run. Raises PeerError if no member has it."""
-    for one in new.members:
-        if str(one) not in new.came:
-            return one
-    raise PeerError(f"no worker is left that has the state of the run: {told(new)}")

@@ -23,7 +23,7 @@ from torch import nn
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Generation
 from uneven.run.lines.abortable_group import GroupAborted
-from uneven.run.membership.elastic_run import ElasticRun, donor_of
+from uneven.run.membership.elastic_run import ElasticRun
 from uneven.runtime.membership_board import DEAD
 
 _CLOSING = "closing"  # written by the first worker that reaches the end of the run
@@ -128,7 +128,8 @@ class FollowedMembers(ElasticRun):
     def _give_states(self) -> None:
         board = self.membership.board
         for new in list(self._owed):
-            waiting = [one for one in map(int, new.came) if board.look(f"in/{one}") is None and one not in self._gone]
+            mine = [one for one, gives in self.membership.donors(new).items() if gives == self.membership.worker]
+            waiting = [one for one in mine if board.look(f"in/{one}") is None and one not in self._gone]
             if not waiting:
                 self._owed.remove(new)
             for worker in waiting:
@@ -147,7 +148,8 @@ class FollowedMembers(ElasticRun):
         return [new, *self.membership.follow()][-1]
 
     def _receive(self, new: Generation) -> None:
-        worker, donor, board = self.membership.worker, donor_of(new), self.membership.board
+        worker, board = self.membership.worker, self.membership.board
+        donor = self.membership.donors(new)[worker]
         self._attempts += 1
         # The attempt is part of the key, so that a donor's answer to an earlier attempt is not read.
         board.write(f"wants/{new.number}/{worker}", str(self._attempts))

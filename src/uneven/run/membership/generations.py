@@ -26,7 +26,7 @@ from uneven.policy.core.membership import (
 )
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.membership.failure_detector import FailureDetector
-from uneven.runtime.membership_board import CLOSED, NEWS, OPEN, SESSION, Board
+from uneven.runtime.membership_board import CLOSED, NEWS, OPEN, SESSION, SITE, Board
 
 _LOOK_EVERY_S = 0.002
 
@@ -48,6 +48,7 @@ class Membership:
         silence_s: float,  # see `FailureDetector`
         timeout_s: float,  # how long to wait for a worker that is alive
         interface: str | None = None,  # address of this machine for the others; None is the loopback
+        site: str = "",
     ) -> None:
         self.worker = worker
         self.founders = founders
@@ -57,6 +58,7 @@ class Membership:
         self.history: dict[int, Members] = {0: self.generation.members}
         self.board = Board(connect())
         self.board.write(f"{SESSION}/{worker}", OPEN)
+        self.board.write(f"{SITE}/{worker}", site)
         self._connect = connect
         self._interface = interface
         self._groups_store = connect()
@@ -76,6 +78,15 @@ class Membership:
     def place(self) -> int:
         """This worker's position among them; its own number before it is a member."""
         return self.generation.place(self.worker) if self.worker in self.generation.members else self.worker
+
+    def donors(self, new: Generation) -> dict[int, int]:
+        """Return the member that gives each newcomer the state of the run: of its own site, if there is one. Raises
+        PeerError if no member has it."""
+        came, old = sorted(map(int, new.came)), [one for one in new.members if str(one) not in new.came]
+        if came and not old:
+            raise PeerError(f"no worker is left that has the state of the run: {told(new)}")
+        site = {one: self.board.look(f"{SITE}/{one}") for one in new.members if came}
+        return {one: next((it for it in old if site[it] == site[one]), old[0]) for one in came}
 
     # ---------------------------------------------------------------- what has happened
     def lost(self) -> bool:

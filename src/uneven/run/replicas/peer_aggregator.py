@@ -6,9 +6,9 @@ Each of the two has its own line, because two threads must never share a process
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -62,13 +62,24 @@ class StepPosition(NamedTuple):
         return 2 * self.clock + self.shows
 
 
+class ChangingParties(Protocol):
+    """The parties of workers that leave and join, for one of them.
+
+    * ``spoken_for``: return the samples up to an iteration that this worker represents in its party.
+    * ``leads``: return whether it is the first of its party that is left among those that meet.
+    """
+
+    def spoken_for(self, iteration: int) -> float: ...
+    def leads(self, parties: Sequence[Members], meeting: Meeting | None) -> bool: ...
+
+
 class PeerAggregator(Aggregator):
     """One worker's exchanges with the others, of whole vectors and of picked entries.
 
     Args:
         thread: makes the exchanges whose outcome enters some steps later.
         shadowed: whether any exchange runs in the background.
-        spoken_for: returns the samples up to an iteration that this worker represents in a party, if parties change.
+        changing: the workers of parties, if they leave and join.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class PeerAggregator(Aggregator):
         lines: PeerLines,
         *,
         shadowed: bool = False,
-        spoken_for: Callable[[int], float] | None = None,
+        changing: ChangingParties | None = None,
         entries: UnsentMovement | None = None,
     ) -> None:
         self.shadowed = self.rests = shadowed
@@ -90,7 +101,7 @@ class PeerAggregator(Aggregator):
         self._rank = rank
         self._replica = replica
         self._thread = thread
-        self._spoken_for = spoken_for
+        self._changing = changing
 
     def refused(self, plan: StepPlan) -> str | None:
         return refused(plan, copy=False) or self._replica.refused(plan)
@@ -111,9 +122,12 @@ class PeerAggregator(Aggregator):
             total = partial(self._total, self.lines.aside, order)
             return self._replica.meet(exchange, order.merges.weight, total, resting=resting, alone=self._alone, own=own)
         if exchange.select is None:
-            before = self._weight(order)
+            before, changing = self._weight(order), self._changing
             # Asked when the vector is sent, again after a loss: by then the party may have changed.
             weight = (lambda: self._weight(order) / before) if before else unscaled
+            if changing is not None and exchange.parties and not order.merges.gap:
+                # All steps are merged at home, so each party counts once, as where members are fixed.
+                before, weight = 0.0, lambda: float(changing.leads(exchange.parties, order.meeting))
             total = partial(self._total, self.lines.waited, order, weight=weight)
             return self._replica.meet(exchange, before, total, alone=self._alone)
         if (entries := self._entries_of(exchange)) is None:
@@ -158,8 +172,8 @@ class PeerAggregator(Aggregator):
 
     def _weight(self, order: Order) -> float:
         """Return the samples that this worker's replica represents in an exchange."""
-        spoken_for = self._spoken_for if order.exchange.parties else None
-        return order.merges.weight if spoken_for is None else spoken_for(order.iteration)
+        changing = self._changing if order.exchange.parties else None
+        return order.merges.weight if changing is None else changing.spoken_for(order.iteration)
 
     @property
     def _alone(self) -> bool | None:

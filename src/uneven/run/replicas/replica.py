@@ -197,6 +197,19 @@ class Replica:
         self._state = self._state or self._first()
         return self._state
 
+    @property
+    def moves(self) -> bool:
+        """True if movements are exchanged."""
+        return self._moving is not None
+
+    def begin_again(self, payload: Payload) -> None:
+        """Begin at this replica what the merge of a payload keeps, on all workers that keep it together."""
+        state, values = self._begun(), self.flat.read()
+        if payload is Payload.DELTA and self._moving is not None:
+            state.begin_moving(self._moving, values[: self.flat.trained])
+        elif self._merge is not None:
+            state.begin(self._merge, values if self._merge.whole else values[: self.flat.trained])
+
     def keep_merged(self) -> None:
         self._keeps_merged = True
 

@@ -309,8 +309,13 @@ class ReplicaSync(NoSync):
 
     # ---------------------------------------------------------------- workers that leave and join
     def members_changed(self, members: Members, generation: int) -> None:
+        here = self._rank in self.ledger.plans.members  # a newcomer is given the state of the others later
+        alone = here and self._replica.moves and not self.ledger.in_regions
         self.ledger.members_changed(members, generation)
         self._divided.members_changed(self.ledger.plan)
+        if alone and self.ledger.in_regions:
+            # One region makes no exchange between regions: what their merge keeps is of the time before.
+            self._replica.begin_again(Payload.PARAMETERS)
 
     @property
     def apart(self) -> bool:
@@ -344,11 +349,14 @@ class ReplicaSync(NoSync):
 
     def for_newcomers(self) -> Any:
         # The place of the last step, at which a newcomer without a step meets the others.
-        return self.state_dict(()), self.ledger.newest, self.aggregator.for_newcomers()
+        return self.state_dict(()), self.ledger.newest, self.aggregator.for_newcomers(), self._rank
 
     def take_over(self, state: Any) -> None:
-        saved, self.ledger.newest, replica = state
+        saved, self.ledger.newest, replica, donor = state
         self.load_state_dict(*saved)
+        if self._replica.moves and not self.ledger.meets(donor):
+            # A site's first worker: the replica is that of all, and the momentum of another site is not its own.
+            self._replica.begin_again(Payload.DELTA)
         if self.aggregator.take_over(replica, self.clock):
             self._begun = True
             self.ledger.forget()

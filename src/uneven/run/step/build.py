@@ -203,7 +203,7 @@ def _among_peers(
         thread,
         lines,
         shadowed=Moment.BACKGROUND in out.moments,
-        spoken_for=there.spoken_for if isinstance(there, ElasticRun) else None,
+        changing=there if isinstance(there, ElasticRun) else None,
         entries=entries,
     )
 
@@ -319,7 +319,7 @@ def _entries(context: Context, model: nn.Module) -> UnsentMovement | None:
             leaving=lambda: there.leaving,
             outside=picking.select.beside,
         )
-        there.may_leave, there.sites = elastic.may_leave, context.sites
+        there.may_leave = elastic.may_leave
         return elastic
     if picking is None or roll is None:
         return None

@@ -9,7 +9,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
-from uneven.policy.core.actions import Combined, Exchange, Mean, Moment, Payload, StepPlan, Via
+from uneven.policy.core.actions import Combined, Exchange, Moment, Payload, StepPlan, Via
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy, carried, check_momentum, first_plans, refused
@@ -84,7 +84,10 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
     can. Raises ConfigError if the policy does not support this number."""
     members = tuple(range(max(2, most)))
     sites = {one: str(one % 2) for one in members}
-    for one in (one for plan in first_plans(policy, members, sites, changes=True) for one in plan.exchanges):
+    exchanges = [one for plan in first_plans(policy, members, sites, changes=True) for one in plan.exchanges]
+    homes = members[::2], members[1::2]
+    by_site = any(one.parties == homes for one in exchanges)  # so that all replicas are equal now and then
+    for one in exchanges:
         if why := _out_of_rounds(one):
             return why
         if one.select is not None:
@@ -95,11 +98,14 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
             continue
         if one.piece is not None:
             return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
-        if (one.members != members and one.merge.keeps) or (one.parties and one.merge != Mean()):
+        at_home = by_site and one.members in homes and one.payload is Payload.DELTA
+        if one.merge.keeps and one.members != members and not at_home:
             return (
-                f"{type(one.merge).__name__} among some of the workers, which keeps something that a newcomer could "
-                f"not be given, or counts by another thing than samples"
+                f"{type(one.merge).__name__} among some of the workers, which are not those of a site: it keeps "
+                f"something that a newcomer could not be given"
             )
+        if one.parties and (one.merge.combined is not Combined.MEAN or not one.merge.by_samples):
+            return f"{type(one.merge).__name__} among parties, which is no mean by samples"
         if one.merge.combined is Combined.SUM:
             return f"{type(one.merge).__name__}, a sum of which only a server keeps the total"
     return ""

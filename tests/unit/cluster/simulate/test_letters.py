@@ -62,9 +62,7 @@ def test_each_line_carries_a_message_a_step_and_holds_only_its_own_ends_back() -
 @pytest.mark.parametrize(("barrier_kb", "held"), [(0.0, False), (2.5 * MESSAGE / 1e3, True), (1e6, False)])
 def test_the_barrier_bounds_in_bytes_what_the_lead_bounds_in_steps(barrier_kb: float, held: bool) -> None:
     noted = Heard()
-    ran = Ran(
-        spec(ab=0.1, bc=0.1, ac=2.0), f"geo:bsp:lead=50,barrier_kb={barrier_kb}", iterations=20, arithmetic=noted
-    )
+    ran = Ran(spec(ab=0.1, bc=0.1, ac=2.0), f"geo:bsp:lead=50,barrier_kb={barrier_kb}", iterations=20, arithmetic=noted)
     assert all(one == list(range(1, 21)) for one in noted.heard.values())
     assert (noted.most[0, 2] <= 3) == held
     assert noted.most[0, 1] == 1, "nobody bars what goes by the fast line"

@@ -112,9 +112,7 @@ def typed(*words: str) -> int:
     return int(str(ended.value.code))
 
 
-def test_a_plan_knows_what_a_described_preconditioner_costs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_knows_what_a_described_preconditioner_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, factors = OwnWork(cost=4e9, busy_s=0.2), OwnWork(cost=100.0, busy_s=0.01)
     items = [Item("1", (200, 100), 4.0 * 200 * 100 * 300)]
     text = described("kfac", items, (1, 10), 0.25, "speed", own, factors)

@@ -147,9 +147,7 @@ def test_with_one_site_it_is_the_policy_inside() -> None:
 def test_a_lead_lets_sites_go_on_while_entries_are_under_way_and_no_further() -> None:
     nodes = [node(name, site=name) for name in ("a", "b")]
     spec = cluster(*nodes, links=(SiteLink(between=("a", "b"), bit_per_s=steady(1e12), latency_s=1.5),))
-    ends_s = {
-        lead: Ran(spec, f"geo:bsp:lead={lead},schedule=fixed", iterations=8).ends_s(0)[-1] for lead in range(4)
-    }
+    ends_s = {lead: Ran(spec, f"geo:bsp:lead={lead},schedule=fixed", iterations=8).ends_s(0)[-1] for lead in range(4)}
     assert ends_s[0] > ends_s[1] > ends_s[2] >= ends_s[3]
     assert ends_s[3] == pytest.approx(Ran(cluster(*nodes), "bsp", iterations=8).ends_s(0)[-1], rel=0.01)
 

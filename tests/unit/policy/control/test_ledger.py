@@ -238,6 +238,51 @@ def test_groups_meet_as_the_plan_of_their_step_says() -> None:
     assert [None if one is None else one(0, (0, 1, 2, 3)) for one in meetings] == [((0, 2), (1, 3)), ((0, 1), (2, 3))]
 
 
+def regional(every: int = 2, members: tuple[int, ...] = (0, 1, 2, 3)) -> Driver:
+    """Sites a (0, 2) and b (1, 3)."""
+    return Driver(f"regional:every=1,across={every}", members=members, grouped=True)
+
+
+def test_regions_are_apart_until_they_have_met() -> None:
+    one = regional()
+    assert one.ledger.in_regions
+    one.step(1, 1, 1, 1)
+    assert one.ledger.apart
+    one.step(1, 1, 1, 1)
+    assert not one.ledger.apart
+    assert [order.exchange.payload.value for order in one.orders] == ["delta", "delta", "parameters"]
+    assert [one.ledger.meets(worker) for worker in range(4)] == [True, False, True, False]
+
+
+def test_regions_are_apart_also_where_as_many_are_left_as_one_had() -> None:
+    one = regional()
+    one.step(1, 1, 1, 1)
+    one.ledger.members_changed((0, 1), 1)
+    assert one.ledger.apart
+    other = regional()
+    other.step(1, 1, 1, 1)
+    other.ledger.members_changed((0, 2), 1)
+    assert not other.ledger.apart, "one region is left"
+    assert not other.ledger.in_regions
+
+
+def test_regions_settle_with_the_mean_of_all_which_changes_no_momentum() -> None:
+    one = regional(every=3)
+    one.step(1, 2, 3, 4)
+    one.follow(one.ledger.settling())
+    settles = one.orders[1]
+    assert (settles.exchange.payload, settles.exchange.merge) == (Payload.PARAMETERS, Mean())
+    assert (settles.exchange.parties, settles.meeting, settles.equal) == (((0, 2), (1, 3)), None, True)
+    one.follow(one.ledger.settling())
+    assert len(one.orders) == 2
+    alone = regional(members=(0, 2))
+    alone.step(1, 2, 3)
+    alone.ledger.began(alone.ledger.plan)
+    alone.ledger.ended(Step(1, (1, 2, 3)), lambda exchange: True, leaving=True)
+    alone.follow(alone.ledger.settling())
+    assert [order.exchange.payload for order in alone.orders] == [Payload.DELTA] * 2
+
+
 def test_replicas_are_not_equal_after_a_piece() -> None:
     one = Driver(Planned(StepPlan(exchanges=(replace(ALL, piece=(0, 2)),))))
     one.step()

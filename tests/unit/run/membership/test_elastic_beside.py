@@ -135,7 +135,7 @@ def test_a_newcomer_is_let_in_by_the_loop_and_not_on_the_way_to_an_evaluation(cr
         joined.result(60.0)
     assert (one.membership.members, one.loop.members, one.gave) == ((0, 4), [], "")
     one.elastic.step_over()
-    assert (one.loop.members, one.gave) == ([(0, 4)], "1/4 of (0, 4)")
+    assert (one.loop.members, one.gave) == ([(0, 4)], "1/0 of (0, 4)")
     together(one.merge, new.merge)
     assert one.sum == new.sum == 6.0
 

@@ -90,9 +90,9 @@ class Worker:
 
     idle = True
 
-    def __init__(self, sync: str, number: int, founders: int, port: int) -> None:
+    def __init__(self, sync: str, number: int, founders: int, port: int, site: str) -> None:
         connect = partial(reach, "127.0.0.1", port, 60.0)
-        self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0)
+        self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0, site=site)
         self.records: list[MembershipRecord] = []
         self.elastic: Any = elastic_kind(policies.resolve(sync))(
             self.membership, self.records.append, lambda text, event="": None
@@ -152,12 +152,12 @@ class Crew:
         self.kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.made: list[Worker] = []
 
-    def worker(self, sync: str, number: int, founders: int) -> Worker:
-        self.made.append(Worker(sync, number, founders, self.kept.port))
+    def worker(self, sync: str, number: int, founders: int, site: str = "") -> Worker:
+        self.made.append(Worker(sync, number, founders, self.kept.port, site))
         return self.made[-1]
 
-    def founders(self, sync: str, count: int) -> list[Worker]:
-        found = [self.worker(sync, one, count) for one in range(count)]
+    def founders(self, sync: str, count: int, sites: Sequence[str] = ("",) * 4) -> list[Worker]:
+        found = [self.worker(sync, one, count, sites[one]) for one in range(count)]
         together(*(one.meet for one in found))
         return found
 
@@ -348,7 +348,7 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
     assert new.state() == one.state()
     assert new.elastic.members == (0, 1, 2)
     assert (one.loop.members, two.loop.members, new.loop.members) == ([(0, 1, 2)], [(0, 1, 2)], [])
-    key = "state/1/2/1" if sync == SERVER else "state/1/2"
+    key = "state/1/2/1" if sync == SERVER else "state/1/0"
     text, _ = json.loads(str(one.membership.board.look(key)))
     sent = ["run", "returned", "exchanges", "by", "generation", "donor", "model", "buffers", "others"]
     assert [name for name, _ in json.loads(text)["__map__"]] == sent
@@ -363,6 +363,28 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
     found: list[float] = []
     together(*(lambda worker=worker: found.append(worker.sum()) for worker in (one, two, new)))
     assert found == [3.0] * 3
+
+
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
+def test_newcomers_of_two_sites_get_their_states_from_two_workers_at_once(crew: Crew, sync: str) -> None:
+    founders = crew.founders(sync, 2, "ab")
+    news = [crew.worker(sync, 2, 2, "b"), crew.worker(sync, 3, 2, "a")]
+
+    def goes_on(worker: Worker) -> None:
+        board = worker.membership.board
+        # Under a server the other founder may have let both in by now.
+        while board.look("generation/1") is None and not (worker.membership.somebody_asks and len(board.asking()) == 2):
+            time.sleep(0.005)
+        if sync == BACKGROUND:
+            worker.merge()
+        worker.step()
+        while sync == SERVER and None in (board.look("in/2"), board.look("in/3")):
+            worker.step()
+            time.sleep(0.005)
+
+    together(*(partial(goes_on, one) for one in founders), *(one.elastic.enter for one in news))
+    assert [one.loop.noted.state["of"] for one in (*founders, *news)] == [0, 1, 1, 0]
+    assert {one.membership.members for one in (*founders, *news)} == {(0, 1, 2, 3)}
 
 
 @pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])

@@ -71,3 +71,22 @@ def test_a_connection_that_fails_in_time_costs_one_descriptor() -> None:
         os.close(reads)
         os.close(writes)
     assert there == 2 * len(stores), "both ends are here"
+
+
+def test_a_newcomer_gets_the_state_of_the_run_from_its_own_site() -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    sites = ["a", "b", "b", "c", "a", "b"]
+    crew = [
+        Membership(worker, 3, (1, 6), connect, silence_s=0.0, timeout_s=10.0, site=site)
+        for worker, site in enumerate(sites)
+    ]
+    try:
+        new = Generation(number=1, members=tuple(range(6)), came={"3": {}, "4": {}, "5": {}}, why={})
+        assert [one.donors(new) for one in crew] == [{3: 0, 4: 0, 5: 1}] * 6
+        later = Generation(number=2, members=(2, 4, 5), came={"5": {}}, left=(0, 1, 3), why={})
+        assert crew[5].donors(later) == {5: 2}
+        assert crew[5].donors(Generation(number=3, members=(2, 4), came={}, left=(5,), why={})) == {}
+    finally:
+        for one in crew:
+            one.close()

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
+from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.run_config import RunConfig
-from uneven.policy.sync import policies
+from uneven.policy.core.views import SyncView
+from uneven.policy.merge import Elastic, Mean, Merge
+from uneven.policy.sync import Regional, SyncPolicy, policies
 from uneven.run.membership.agreed import BackgroundMembers
 from uneven.run.membership.followed import FollowedMembers
 from uneven.run.model.check import refuse_inelastic
 from uneven.run.step.build import elastic_kind
 from uneven.run.step.refusals import refuse_elastic
-from uneven.runtime.world import Elastic
+from uneven.runtime.world import Elastic as ElasticWorld
 
-RUN = Elastic(least=1, most=4, silence_s=10.0)
+RUN = ElasticWorld(least=1, most=4, silence_s=10.0)
 
 
-def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: int = 1) -> None:
+def refuse(sync: str, *, balance: str = "lb-bsp", run: ElasticWorld = RUN, threads: int = 1) -> None:
     refuse_elastic(run, policies.resolve(sync), balancers.resolve(balance), RunConfig(threads=threads))
 
 
@@ -37,6 +42,7 @@ def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: i
         "shuffle",
         "shuffle:groups=random,size=3:ma:every=4",
         "hierarchical",
+        "regional",
         "easgd:together=true",
         "easgd:together=true,alpha=0.5",
         "topk:density=0.1",
@@ -82,6 +88,33 @@ def test_refused_with_the_reason(sync: str, why: str) -> None:
         refuse(sync)
 
 
+class Elsewhere(Regional):
+    """Keeps momentum in pairs that are no sites, or lets sites meet by another rule."""
+
+    def __init__(self, far: Merge | None = None) -> None:
+        super().__init__(every=1, across=1)
+        self.far = far
+
+    def plan(self, view: SyncView) -> StepPlan:
+        near, *far = super().plan(view).exchanges
+        if self.far is None:
+            return StepPlan(exchanges=(replace(near, members=view.members[:2]), *far))
+        return StepPlan(exchanges=(near, *(replace(one, merge=self.far) for one in far)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Elsewhere(), "OuterMovement among some of the workers, which are not those of a site"),
+        (Elsewhere(Mean(by_samples=False)), "Mean among parties, which is no mean by samples"),
+        (Elsewhere(Elastic(0.1)), "Elastic among parties, which is no mean by samples"),
+    ],
+)
+def test_groups_that_are_refused(policy: SyncPolicy, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse_elastic(RUN, policy, balancers.resolve("lb-bsp"), RunConfig())
+
+
 def test_a_policy_that_most_workers_would_break_is_refused_before_they_come() -> None:
     with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers together would throw the centre beyond them"):
         refuse("easgd:together=true,alpha=0.6")
@@ -100,7 +133,7 @@ def test_other_reasons() -> None:
     with pytest.raises(ConfigError, match="threads = 2"):
         refuse("bsp", threads=2)
     with pytest.raises(ConfigError, match="more than 64 workers"):
-        refuse("bsp", run=Elastic(least=1, most=65, silence_s=10.0))
+        refuse("bsp", run=ElasticWorld(least=1, most=65, silence_s=10.0))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def part(iteration: int) -> Portion:
 
 
 def lost(held: UnmergedSteps, members: tuple[int, ...]) -> list[int]:
-    return [step.worker for step in held.changed(members, ())]
+    return [step.worker for step in held.changed(members, {})]
 
 
 def test_lost_with_the_last_that_holds_it() -> None:
@@ -41,11 +41,20 @@ def test_a_newcomer_holds_what_it_was_given() -> None:
     held = UnmergedSteps()
     held.add(part(0), FOUR)
     held.meet(ROWS)
-    assert held.changed((0, 1, 2, 3, 4), (4,)) == []
+    assert held.changed((0, 1, 2, 3, 4), {4: 0}) == []
     other = UnmergedSteps()
     other.take_up(held.state())
     assert lost(other, (2, 3, 4)) == []
     assert lost(other, (2, 3)) == [0, 1]
+
+
+def test_a_newcomer_that_was_not_given_it_holds_nothing_of_its_first_donor() -> None:
+    held = UnmergedSteps()
+    held.add(part(0), FOUR)
+    held.meet(ROWS)
+    assert held.changed((0, 1, 2, 3, 4), {4: 2}) == []
+    assert {step.worker for step in held.changed((0, 1, 4), {4: 0})} == {2, 3}, "its first donor is gone"
+    assert held.samples(4) == 0, "all that are left hold the others"
 
 
 def test_samples_come_again_when_nobody_holds_them() -> None:

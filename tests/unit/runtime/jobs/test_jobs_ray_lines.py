@@ -34,9 +34,7 @@ class DoubledRay:
         assert options == {"num_cpus": 2.0, "max_retries": 0}
         return lambda function: _Task(self)  # type: ignore[return-value] # stands where it does
 
-    def wait(
-        self, those: Sequence[int], *, num_returns: int = 1, timeout: float
-    ) -> tuple[list[int], list[int]]:
+    def wait(self, those: Sequence[int], *, num_returns: int = 1, timeout: float) -> tuple[list[int], list[int]]:
         with self.changed:
             self.changed.wait_for(lambda: any(one in self.ended for one in those), 0.01)
             found = [one for one in those if one in self.ended]

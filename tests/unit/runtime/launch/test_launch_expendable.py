@@ -76,9 +76,7 @@ def test_who_ends_with_its_session_open_is_remembered(tmp_path: Path) -> None:
 def test_who_ends_before_it_trains_through_the_parameter_server_is_remembered(tmp_path: Path) -> None:
     workers = ExpendableWorkers(tmp_path)
     workers.begin([0, 1, 2])
-    mark_expendable(
-        tmp_path, 0, Expendable("", 8.0, training=False, idles=True)
-    )  # other policies say no more
+    mark_expendable(tmp_path, 0, Expendable("", 8.0, training=False, idles=True))  # other policies say no more
     mark_expendable(tmp_path, 1, Expendable("", 8.0, training=False))
     mark_expendable(tmp_path, 2, Expendable("", 8.0))
     for rank in (0, 1, 2):

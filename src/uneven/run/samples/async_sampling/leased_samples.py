@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from uneven.errors import PeerError
@@ -107,7 +107,9 @@ class LeasedSamples(StoredSampleCounter):
     def members(self, iteration: int) -> Members:
         return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
 
-    def changed(self, border: int, members: Members, exchanging: int = -1) -> int:
+    def changed(
+        self, border: int, members: Members, exchanging: int = -1, donors: Mapping[int, int] | None = None
+    ) -> int:
         """Use the new members for the shares of batches that this worker has not made, whatever the others' border
         is."""
         border = 0 if self.sampler is None else self.sampler.cut
