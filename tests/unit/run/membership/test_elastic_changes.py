@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from uneven.policy.sync import policies
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
-from uneven.run.membership.agreed import AgreedMembers
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
 from uneven.run.step.build import elastic_kind, make_leased_pace
@@ -428,19 +426,3 @@ def test_a_generation_without_a_worker_that_has_the_state_of_the_run_is_the_end(
     board.write("admitted/1", "1")
     with pytest.raises(PeerError, match="no worker is left that has the state"):
         new.elastic.enter()
-
-
-@pytest.mark.parametrize(
-    ("sites", "transfers"),
-    [
-        (None, [(0, 4, 5, 6)]),
-        ({0: "a", 1: "b", 3: "b"}, [(1, 4, 6), (0, 5)]),
-        ({0: "", 1: "", 3: ""}, [(0, 4, 6), (0, 5)]),
-    ],
-)
-def test_a_donor_is_of_the_site_of_its_newcomers_if_that_matters(
-    sites: dict[int, str] | None, transfers: list[tuple[int, ...]]
-) -> None:
-    came: dict[str, dict[str, str]] = {"4": {"site": "b"}, "5": {"site": "c"}, "6": {"site": "b"}}
-    new = Generation(number=3, members=(0, 1, 3, 4, 5, 6), came=came, why={})
-    assert AgreedMembers._transfers(SimpleNamespace(sites=sites), new) == transfers  # type: ignore[arg-type]
