@@ -80,7 +80,7 @@ class Membership:
         return self.generation.place(self.worker) if self.worker in self.generation.members else self.worker
 
     def donors(self, new: Generation) -> dict[int, int]:
-        """Return the member that gives each newcomer the state of the run: of its own site, if there is one. Raises
+        """Return the member that gives each newcomer the state of the run: of its site, if there is one. Raises
         PeerError if no member has it."""
         came, old = sorted(map(int, new.came)), [one for one in new.members if str(one) not in new.came]
         if came and not old:
