@@ -61,7 +61,7 @@ _SPECIAL: dict[Any, Schema] = {
     int | str: {"type": ["integer", "string"]},
     Mapping[str, Any]: {"type": "object"},
 }
-_EXCLUSIVE = 2.0**52  # A bound below it that lies right beside a whole number excludes that number.
+_EXCLUSIVE = 2.0**52  # A bound below it that lies next to a whole number excludes that number.
 
 
 def schema(hint: Any) -> Schema:

@@ -26,7 +26,7 @@ X = 25
 def model() -> nn.Module:
     """Begins the same everywhere."""
     torch.manual_seed(0)
-    # Of two outputs the rows would move alike but for the sign, and rounding would decide which is the largest entry.
+    # Of two outputs the rows would move equally, with opposite signs: rounding would decide which entry is the largest.
     return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 

@@ -151,7 +151,7 @@ class Replay:
             self.share(group, outcome)
 
     def settle(self, trained: bool) -> None:
-        """An epoch ends with the mean of all, by what each replica has learnt that not all have."""
+        """An epoch ends with the mean of all, weighted by the steps that only some replicas have."""
         weights = dict.fromkeys(self.members, 0.0)
         for home in self.homes(self.members):
             weights[home[0]] = 1.0

@@ -174,7 +174,7 @@ def test_movements_of_threads_are_in_the_copy_once(me: RankContext) -> None:
 
 @ranks(1)
 def test_outer_steps_take_the_movements_of_threads(me: RankContext) -> None:
-    """Alone, with an outer learning rate of 1 and no momentum, the copy moves by what the replica has moved."""
+    """Alone, with an outer learning rate of 1 and no momentum, the copy makes the movement of the replica."""
     found, session, records = commuting("decoupled:every=2,quorum=1,outer_lr=1.0,outer_momentum=0.0", 3, 4)
     sync = inside(session).sync
     assert sum(exchange.gap for exchange in records) + sync.ledger.state()["gap"] == sync.clock == 4 * -(-N // X)

@@ -238,7 +238,7 @@ def test_what_was_heard_is_told_once() -> None:
     assert second == NOTHING
     _exchange(words, bucket)
     assert words[1].take() == first, "not told before"
-    assert words[1].take() == NOTHING, "nobody has called since"
+    assert words[1].take() == NOTHING, "no worker has called since"
 
 
 def test_of_who_calls_while_all_report_the_report_is_heard() -> None:

@@ -105,7 +105,7 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
                 f"something that a newcomer could not be given"
             )
         if one.parties and (one.merge.combined is not Combined.MEAN or not one.merge.by_samples):
-            return f"{type(one.merge).__name__} among parties, which is no mean by samples"
+            return f"{type(one.merge).__name__} among parties, which is not a mean by samples"
         if one.merge.combined is Combined.SUM:
             return f"{type(one.merge).__name__}, a sum of which only a server keeps the total"
     return ""

@@ -106,8 +106,8 @@ class Elsewhere(Regional):
     ("policy", "why"),
     [
         (Elsewhere(), "OuterMovement among some of the workers, which are not those of a site"),
-        (Elsewhere(Mean(by_samples=False)), "Mean among parties, which is no mean by samples"),
-        (Elsewhere(Elastic(0.1)), "Elastic among parties, which is no mean by samples"),
+        (Elsewhere(Mean(by_samples=False)), "Mean among parties, which is not a mean by samples"),
+        (Elsewhere(Elastic(0.1)), "Elastic among parties, which is not a mean by samples"),
     ],
 )
 def test_groups_that_are_refused(policy: SyncPolicy, why: str) -> None:

@@ -110,8 +110,8 @@ class LeasedSamples(StoredSampleCounter):
     def changed(
         self, border: int, members: Members, exchanging: int = -1, donors: Mapping[int, int] | None = None
     ) -> int:
-        """Use the new members for the shares of batches that this worker has not made, whatever the others' border
-        is."""
+        """Use the new members for the shares of batches that this worker has not made; other workers have other
+        borders."""
         border = 0 if self.sampler is None else self.sampler.cut
         self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
         return border
