@@ -142,6 +142,10 @@ class Player:
             return False
         if fault.kind in ("stop", "cut"):
             self._wake(victims, chosen)
+        elif fault.kind == "kill":
+            # On a busy machine the signal takes effect late. A victim that still counts as alive is not replaced, and
+            # after several of them the run has fewer workers than it needs.
+            self.wait(lambda: not any(exists(pid) for pid in victims), _GONE_WITHIN_S)
         self._await_newcomers(len(there) if self.arm.restarts and fault.kind != "leave" else 0)
         for _ in range(len(there) - len(self._training())):
             if not self.join():
