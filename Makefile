@@ -4,6 +4,7 @@
 #   make test-rest  all other tests (tests/system): Ray, emulated clusters, launchers, examples, benches
 #   make test-all   both
 #   make check      style and types
+#   make docs       the site, into build/docs; a warning is an error
 #   make bench      the LB-BSP benchmark, short form
 #   make clean      remove .venv and everything that was built (run directories stay)
 
@@ -32,7 +33,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test test-rest test-all check bench clean
+.PHONY: .venv demo test test-rest test-all check docs bench clean
 
 .venv: .venv/.stamp-installed
 
@@ -83,9 +84,19 @@ check: .venv/.stamp-check
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The pages of the API are written from the installed package.
+.venv/.stamp-docs: .venv/.stamp-installed
+	@$(BIN)/python -c '$(GROUPS)' docs > .venv/docs.txt
+	$(BIN)/python $(INSTALL) --requirement .venv/docs.txt
+	@touch $@
+
+docs: .venv/.stamp-docs
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
+	@echo "the site is in build/docs/index.html"
+
 bench: .venv/.stamp-installed
 	$(BIN)/uneven bench lb-bsp --quick $(ARGS)
 
 clean:
-	rm -rf .venv build dist benchmarks/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist docs/cli benchmarks/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -339,10 +339,12 @@ class Session:
         self._preparation.train(loop)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Pause the other threads between two steps during the block, for example to save a checkpoint in the loop::
+        """Pause the other threads between two steps during the block.
 
-        with session.paused():             # after optimizer.step()
-            torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
+        For example, to save a checkpoint in the loop::
+
+            with session.paused():             # after optimizer.step()
+                torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
         """
         return self._threads.paused()
 

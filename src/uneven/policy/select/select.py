@@ -43,7 +43,7 @@ class Selection(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Significant(Selection):
-    """Gaia's filter: send an entry if |held| > threshold · |value|, with the value after the step.
+    """Gaia's filter: send an entry if ``|held| > threshold · |value|``, with the value after the step.
 
     As in the released code, the test is strict and per entry: if the value is 0, any entry except 0 is sent. NaN is
     sent, so that the receiver notices it.
