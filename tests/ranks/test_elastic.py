@@ -26,7 +26,7 @@ from uneven_bench.forked.scripts import Script
 pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
-IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.elastic_launch", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.elastic_workers", "rich.console")
 
 
 PORTS = range(20_000, 30_000)

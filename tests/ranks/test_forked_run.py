@@ -27,7 +27,7 @@ session = uneven.Session()
 model, optimizer = session.setup(torch.nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]))
 """
 )
-IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "rich.console")
 PARENT = """
 import os, subprocess, sys
 from uneven_bench.forked.run import Forked

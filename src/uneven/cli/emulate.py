@@ -9,11 +9,12 @@ import typer
 from uneven.cli import options
 from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
-from uneven.cluster.emulate.emulated_workers import Program, bounds
+from uneven.cluster.emulate.emulated_workers import bounds
 from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
 from uneven.cluster.emulate.pure.requirements import without
 from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import access
+from uneven.runtime.launch import Launch
 
 _CLUSTER = "Cluster"
 
@@ -74,7 +75,7 @@ def command(
     if target[0] == "-m":
         module, target = True, target[1:]
     spec = without(files.load(cluster), leave_out or ())
-    program = Program(target=tuple(target), module=module)
+    program = Launch(target=tuple(target), module=module)
     changing = bounds(elastic, silence, len(spec.initial_members))
     check(spec, unprivileged=unprivileged, elastic=changing is not None)  # before a run directory is made
     asked = {

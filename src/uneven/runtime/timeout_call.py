@@ -1,31 +1,45 @@
-"""Time-outs for calls that have none."""
+"""Time-outs for calls that have none, and that no signal interrupts."""
 
 from __future__ import annotations
 
-import queue
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
+
+from uneven.errors import UnevenError
 
 T = TypeVar("T")
 
+_LOOK_EVERY_S = 0.1
 
-def within(limit_s: float, work: Callable[[], T]) -> T:
-    """Return or raise the outcome of ``work``. Raises TimeoutError after ``limit_s``."""
-    outcome: queue.SimpleQueue[tuple[T | None, RuntimeError | ValueError | OSError | None]] = queue.SimpleQueue()
+
+def within(
+    limit_s: float,
+    work: Callable[[], T],
+    look: Callable[[], None] = lambda: None,  # called until the outcome is there; it may raise an error
+    more: tuple[type[Exception], ...] = (),
+) -> T:
+    """Return or raise the outcome of ``work``, also errors of ``more`` kinds. Raises TimeoutError after ``limit_s``."""
+    outcome: Future[T] = Future()
+    errors = (RuntimeError, ValueError, OSError, UnevenError, *more)  # those of torch's stores and ours
 
     def run() -> None:
         try:
-            outcome.put((work(), None))
-        except (RuntimeError, ValueError, OSError) as error:  # all errors of torch's stores
-            outcome.put((None, error))
+            outcome.set_result(work())
+        except errors as error:
+            outcome.set_exception(error)
 
     # A thread that waits in a system call for a silent peer cannot be ended. As a daemon it does not block the exit.
     threading.Thread(target=run, name="uneven-patience", daemon=True).start()
-    try:
-        value, error = outcome.get(timeout=limit_s)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {limit_s:g} s") from None
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value] # None only where work returns it
+    until_s = time.monotonic() + limit_s
+    while not outcome.done():
+        look()
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"no answer within {limit_s:g} s")
+        with suppress(TimeoutError):
+            outcome.exception(min(left_s, _LOOK_EVERY_S))
+    return outcome.result()

@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces
 IMPORTED = (
     "uneven.cli.run",
     "uneven.cluster.emulate.emulation",
-    "uneven.runtime.launch.local_rendezvous",
+    "uneven.runtime.launch.rendezvous",
     "rich.console",
 )
 

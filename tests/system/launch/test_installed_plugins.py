@@ -26,7 +26,7 @@ for x, y in session.loader(data, batch_size=20):
     optimizer.zero_grad()
 session.close()
 """
-IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "rich.console")
 
 
 def run(directory: Path, installed: Path, *options: object) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from test_launch import ended, launched, reports, script, until
 
@@ -20,7 +21,8 @@ from uneven.runtime import launch
 from uneven.runtime.jobs.processes import import_path
 
 DUMPS = """
-names = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "OMP_", "GLOO_", "UNEVEN_RUN")
+names = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_",
+         "TORCH_NCCL_", "OMP_", "GLOO_", "UNEVEN_RUN")
 mine = {name: text for name, text in os.environ.items() if name.startswith(names)}
 start = os.environ["TORCHELASTIC_RESTART_COUNT"]
 with open(os.path.join(run, "env-" + rank + "-" + start), "w") as file: json.dump(mine, file)
@@ -106,6 +108,38 @@ def test_a_worker_that_does_not_react_is_killed_after_the_grace_period(tmp_path:
         os.kill(launcher.pid, signal.SIGTERM)
         assert launcher.wait(60) == 128 + signal.SIGTERM
     assert ended(int(str(worker["pid"])))
+
+
+def test_a_second_signal_ends_workers_that_do_not_react(tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    target = script(tmp_path, HANDLES.replace("sys.exit(0)", "pass").replace("600", "900"))
+    options = launch.Launch(target=(target, str(int(signal.SIGINT))), nproc="2")
+    with launched(options, run, output, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="600") as launcher:
+        assert until(lambda: all((run / f"{rank}.ready").exists() for rank in range(2)))
+        os.kill(launcher.pid, signal.SIGINT)
+        assert until(lambda: len(list(run.glob("signal-*"))) == 2)
+        os.kill(launcher.pid, signal.SIGINT)
+        assert launcher.wait(30) == 128 + signal.SIGINT
+    workers = [json.loads((run / f"{rank}.ready").read_text())["pid"] for rank in range(2)]
+    assert all(map(ended, workers))
+    assert "Traceback" not in output.read_text()
+
+
+@pytest.mark.parametrize("more", [{}, {"rdzv_backend": "c10d"}])
+def test_ctrl_c_ends_a_launcher_that_waits_for_another_machine(tmp_path: Path, more: dict[str, str]) -> None:
+    (port,) = quiet_ports(1)
+    options = launch.Launch(
+        target=(script(tmp_path),),
+        nproc="1",
+        nnodes="2",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        **more,  # type: ignore[arg-type]
+    )
+    with launched(options, tmp_path / "run", tmp_path / "output.txt") as launcher:
+        assert until(lambda: any(one.laddr.port == port for one in psutil.Process(launcher.pid).net_connections("tcp")))
+        os.kill(launcher.pid, signal.SIGINT)
+        assert launcher.wait(30) == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in (tmp_path / "output.txt").read_text()
 
 
 FAILS = """

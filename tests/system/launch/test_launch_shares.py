@@ -10,6 +10,7 @@ import pytest
 from test_launch import launched, reports, script, uneven, until
 
 from uneven.runtime import launch
+from uneven.runtime.jobs import Ending
 from uneven.runtime.jobs.processes import descendants
 
 BUSY = """
@@ -63,7 +64,7 @@ def test_who_never_says_that_it_trains_gets_its_share_all_the_same(tmp_path: Pat
         late = "did not start training within 0.5 s"
         assert until(lambda: output.read_text().count(late) == 2)
         (run / "enough").touch()
-        assert launcher.wait(60) == 0
+        assert launcher.wait(60) == Ending.of(0)
     assert output.read_text().count(late) == 2  # said once for each, though it is asked again and again
 
 

@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 0.01
 _IMPORTED = (
     *(
         "uneven.cli.run",
-        "uneven.runtime.launch.agent",
+        "uneven.runtime.launch.fixed_workers",
         "torch.distributed.run",
         "uneven_bench.elastic.script",
         "rich.console",

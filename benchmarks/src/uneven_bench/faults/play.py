@@ -19,7 +19,7 @@ from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judg
 from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK, running
 
-_IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "uneven_bench.faults.script", "rich.console")
+_IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "uneven_bench.faults.script", "rich.console")
 """Modules that each launcher or worker would import; the forked parent imports them once."""
 
 _STARTS_WITHIN_S = 120.0

@@ -2,7 +2,7 @@
 
 The launcher has imported torch; a worker would need three seconds of processor time to import it again. A launcher
 started as a :class:`~uneven_bench.forked.scripts.Script` is forked too, so a run takes a second. Everything else is
-real: torch's elastic agent, a session and a process group for each worker, its environment (in ``/proc`` too), streams,
+real: the launcher, a session and a process group for each worker, its environment (in ``/proc`` too), streams,
 exit codes, signals and exit handlers. For the differences see :mod:`uneven_bench.forked.scripts`.
 """
 
@@ -133,13 +133,12 @@ def _show(environment: Mapping[str, str]) -> None:
 
 
 def fork_workers() -> None:
-    """Make torch's elastic agent and :mod:`uneven.runtime.jobs` in this process fork their workers."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    """Make :mod:`uneven.runtime.jobs` in this process fork its programs."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from uneven.runtime.jobs import command
 
-    vars(subprocess_handler)["Popen"] = vars(command)["Popen"] = Forked
+    vars(command)["Popen"] = Forked
     # For an unused log, torch looks up the source of all its callers: a second of processor time.
     vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
 

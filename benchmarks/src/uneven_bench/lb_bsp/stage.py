@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.cluster.emulate import capabilities
-from uneven.cluster.emulate.emulated_workers import Program, Workers
+from uneven.cluster.emulate.emulated_workers import Workers
 from uneven.cluster.emulate.isolated import Isolated
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.emulate.pure.replay import Quantity, Setting
@@ -24,6 +24,7 @@ from uneven.cluster.emulate.throttled import Throttled
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Events
+from uneven.runtime.launch import Launch
 
 SOCKET = "stage"
 _PERIOD_S = 0.01
@@ -52,7 +53,7 @@ def play(
             door.bind(str(directory / SOCKET))
             door.listen(workers)
             events.add(door.fileno(), lambda: _admit(door, events, stack, (machines, spec), said))
-            program = Program(target=(module, str(directory)), module=True)
+            program = Launch(target=(module, str(directory)), module=True)
             started = Workers(spec, program, machines, directory, events)
             while started.running and not started.failed:
                 events.wait(None)

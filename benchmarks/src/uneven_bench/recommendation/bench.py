@@ -18,6 +18,7 @@ import psutil
 from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
 from uneven.runtime import launch
+from uneven.runtime.jobs import Command
 from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
@@ -153,21 +154,19 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
             launch.start(start, run_directory=folder if told_when else None, env=environment, output=folder / "printed")
         )
         before = _cpu_s(server, after=lambda: _warm(folder, case, running))
-        if running.wait(240):
+        ending = running.wait(240)
+        if ending is None or ending.code:
             raise LaunchError(f"{case} failed:\n{(folder / 'printed').read_text(errors='replace')[-2000:]}")
         after = _cpu_s(server)
         marks = [json.loads((folder / f"marks-{rank}.json").read_text()) for rank in range(case.trainers)]
     return _measured(marks, case.batch, after - before)
 
 
-def _warm(folder: Path, case: TrainerCase, running: launch.LocalRun) -> None:
+def _warm(folder: Path, case: TrainerCase, running: Command) -> None:
     """Wait until all trainers have started or ended: the tables exist then."""
     while len(list(folder.glob("warm-*"))) < case.trainers:
-        try:
-            running.wait(0.05)
+        if running.wait(0.05) is not None:
             return
-        except LaunchError:
-            continue
 
 
 def _cpu_s(server: ShardKeeper | None, after: Callable[[], None] = lambda: None) -> float:

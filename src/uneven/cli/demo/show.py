@@ -62,10 +62,12 @@ def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Pha
     )
     log = run / "output.txt"
     with launch.start(what, run_directory=run, output=log) as workers:
-        terminal.watch(run, console=console, stop=lambda: workers.poll() is not None)
-        code = workers.wait(timeout_s=60.0)
-    if code:
-        raise LaunchError(f"a worker of the {name} run died:\n{log.read_text()[-3000:]}", code)
+        terminal.watch(run, console=console, stop=lambda: workers.wait(0.0) is not None)
+        ending = workers.wait(60.0)
+    if ending is None:
+        raise LaunchError(f"the {name} run has not ended within 60 s after its training")
+    if ending.code:
+        raise LaunchError(f"a worker of the {name} run died:\n{log.read_text()[-3000:]}", abs(ending.code))
     return _read(name, run)
 
 

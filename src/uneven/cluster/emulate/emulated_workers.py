@@ -7,18 +7,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from uneven.cluster.emulate.launcher import EmulatedLauncher, meeting_store
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import LaunchError
-from uneven.runtime.jobs import Command, Ending, Events, How
+from uneven.runtime.jobs import Ending, Events, How
 from uneven.runtime.launch import Launch
-from uneven.runtime.launch.failure import Death, blame, gone, told_in
-from uneven.runtime.launch.worker_env import shutdown_within_s
+from uneven.runtime.launch.failure import Death, blame, gone
+from uneven.runtime.launch.local_workers import Worker
+from uneven.runtime.launch.remote_workers import THROUGH, settled
+from uneven.runtime.launch.worker_env import role, shutdown_within_s
+from uneven.runtime.membership_board import WORKERS, Board
 from uneven.runtime.world import (
+    ELASTIC_VARIABLE,
     NODE_VARIABLE,
     READY_VARIABLE,
     RUN_VARIABLE,
@@ -27,21 +29,6 @@ from uneven.runtime.world import (
     WORLD_VARIABLE,
     Elastic,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """The program of every node. Raises ConfigError without a target, UnknownNameError if the script does not exist."""
-
-    target: tuple[str, ...]  # script (or module) and its arguments
-    module: bool = False  # the target is a module, as with ``python -m``
-
-    def __post_init__(self) -> None:
-        Launch(target=self.target, module=self.module)  # raises the same errors as `uneven run`
-
-    @property
-    def line(self) -> tuple[str, ...]:
-        return (sys.executable, "-u", *(["-m"] if self.module else []), *self.target)
 
 
 def bounds(elastic: str | None, silence_s: float, founders: int) -> Elastic | None:
@@ -66,15 +53,11 @@ def environment(
         **os.environ,
         **threads,
         **machines.network,
-        "RANK": str(worker),
-        "WORLD_SIZE": str(size),
+        **role("default", worker, size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(worker),
         "GROUP_WORLD_SIZE": str(size),
-        "ROLE_NAME": "default",
-        "ROLE_RANK": str(worker),
-        "ROLE_WORLD_SIZE": str(size),
         "TORCHELASTIC_RUN_ID": run_directory.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -94,27 +77,13 @@ def error_file(run_directory: Path, worker: int) -> Path:
     return run_directory / f"error-{worker}.json"
 
 
-@dataclass(slots=True, eq=False)
-class EmulatedWorker:
-    """One worker, from its start."""
-
-    number: int  # its rank; in elastic runs, its number for life
-    node: int  # index of its node in the description
-    process: Command
-    killed_by: str = ""  # the reason why the description kills it
-    settled: bool = False  # its end has been reported to the others
-
-    @property
-    def running(self) -> bool:
-        return self.process.ending is None
-
-
 class Workers:
     """The workers of an emulation: one on every node; in elastic runs, on the nodes that have one now.
 
     Args:
+        program: the script or module of every node, with its arguments.
         machines: of the nodes; the calling thread starts the workers.
-        launcher: of an elastic run; the nodes present at the start get a worker.
+        elastic: the bounds of an elastic run; the nodes present at the start get a worker.
 
     Attributes:
         founders: the workers at the start of the run.
@@ -123,65 +92,69 @@ class Workers:
     def __init__(
         self,
         spec: ClusterSpec,
-        program: Program,
+        program: Launch,
         machines: Machines,
         run_directory: Path,
         events: Events,
-        launcher: EmulatedLauncher | None = None,
+        elastic: Elastic | None = None,
     ) -> None:
+        from uneven.runtime.launch.rendezvous import keep_store  # it imports torch
+
         self._spec = spec
         self._program = program
         self._machines = machines
         self._run_directory = run_directory
         self._events = events
-        self._launcher = launcher
-        self._store = meeting_store(machines) if launcher is None else launcher.store
+        self._elastic = elastic
+        # The first worker may be stopped most of the time, and would delay requests, so this process has the store.
+        self._store = machines.meet(lambda host, port: keep_store(host, port)[0])
+        self._board = Board(self._store)
         self._end_within_s = shutdown_within_s()
-        self._all: list[EmulatedWorker] = []
-        self._on: dict[int, EmulatedWorker] = {}  # the newest of each node
-        there = [i for i, node in enumerate(spec.nodes) if launcher is None or node.name in spec.initial_members]
+        self._all: list[Worker] = []
+        self._on: dict[int, Worker] = {}  # the newest of each node
+        self._ends: dict[int, str] = {}  # of an elastic run: worker → how it ended in order, "" if it is missed
+        there = [i for i, node in enumerate(spec.nodes) if elastic is None or node.name in spec.initial_members]
         self._size = len(there)
+        self._board.count(WORKERS, self._size)
         for number, node in enumerate(there):
             self._start(node, number)
         self.founders = tuple(self._all)
 
-    def on(self, node: int) -> EmulatedWorker | None:
+    def on(self, node: int) -> Worker | None:
         worker = self._on.get(node)
         return worker if worker is not None and worker.running else None
 
-    def __getitem__(self, number: int) -> EmulatedWorker:
+    def __getitem__(self, number: int) -> Worker:
         return self._all[number]
 
     @property
-    def running(self) -> list[EmulatedWorker]:
+    def running(self) -> list[Worker]:
         return [one for one in self._all if one.running]
 
     @property
-    def lost(self) -> list[EmulatedWorker]:
+    def lost(self) -> list[Worker]:
         return [one for one in self._all if not one.running and not self._well(one)]
 
     @property
     def failed(self) -> bool:
         """True if the run has failed: a worker has failed, and no other one finishes the script."""
-        if self._launcher is None:
+        if self._elastic is None:
             return bool(self.lost)
-        return not self.running and bool(self.lost) and not self._launcher.through
+        return not self.running and bool(self.lost) and THROUGH not in self._ends.values()
 
     def look(self) -> None:
         """Report ended workers to the others, in an elastic run."""
-        for one in self._all if self._launcher is not None else ():
+        for one in self._all if self._elastic is not None else ():
             ending = one.process.ending
-            if ending is None or one.settled:
+            if ending is None or one.rank in self._ends:
                 continue
-            one.settled = True
-            assert self._launcher is not None
-            if not self._launcher.settle(one.number, ending):
+            self._ends[one.rank] = settled(self._board, one.rank, ending)
+            if not self._ends[one.rank]:
                 print(f"uneven: {gone(self._death(one))}", file=sys.stderr)
 
-    def join(self, node: int) -> EmulatedWorker:
+    def join(self, node: int) -> Worker:
         """Start a worker on an empty node of a running emulation, without limits until it trains."""
-        assert self._launcher is not None
-        worker = self._start(node, self._launcher.next_worker())
+        worker = self._start(node, self._board.count(WORKERS, 1) - 1)
         self._machines.lift(node)
         return worker
 
@@ -198,14 +171,14 @@ class Workers:
     def end(self, in_a_hurry: Callable[[], bool]) -> None:
         """Ask all workers to end, wait for at most ten seconds, or until ``in_a_hurry()``; then kill the rest."""
         for one in self.running:
-            self._machines.lift(one.node)
+            self._machines.lift(one.place)
             one.process.ask_to_end()
         deadline_s = time.monotonic() + self._end_within_s
         while self.running and (left_s := deadline_s - time.monotonic()) > 0 and not in_a_hurry():
             self._events.wait(left_s)
             self.look()
         for one in self.running:
-            self._machines.kill(one.node)
+            self._machines.kill(one.place)
             one.process.wait()
 
     def failure(self) -> LaunchError:
@@ -218,33 +191,24 @@ class Workers:
         for path in self._run_directory.glob("error-*"):
             path.unlink()
 
-    def _start(self, node: int, number: int) -> EmulatedWorker:
+    def _start(self, node: int, number: int) -> Worker:
         env = environment(self._spec, node, number, self._machines, self._run_directory, self._size)
-        if self._launcher is not None:
-            env |= self._launcher.variables(node)
-        worker = EmulatedWorker(number, node, self._machines.start(node, self._program.line, env, self._events))
+        if self._elastic is not None:
+            address = self._machines.address(node)
+            bounds = f"{self._elastic.least}:{self._elastic.most}:{self._elastic.silence_s:g}"
+            env[ELASTIC_VARIABLE] = bounds if address is None else f"{bounds}:{address}"
+        process = self._machines.start(node, self._program.line, env, self._events)
+        worker = Worker(rank=number, place=node, process=process, error_file=error_file(self._run_directory, number))
         self._all.append(worker)
         self._on[node] = worker
         return worker
 
-    def _well(self, one: EmulatedWorker) -> bool:
-        ending = one.process.ending
-        if self._launcher is not None and one.settled:
-            return one.number in self._launcher.ended
-        return ending is not None and ending.how is How.ENDED
+    def _well(self, one: Worker) -> bool:
+        if one.rank in self._ends:
+            return bool(self._ends[one.rank])
+        return one.process.ending is not None and one.process.ending.how is How.ENDED
 
-    def _death(self, one: EmulatedWorker) -> Death:
-        ending = one.process.ending
-        assert ending is not None
-        why = one.killed_by
-        if not why and ending == Ending.of(-signal.SIGKILL):
-            why = self._machines.why_killed(one.node)
-        return Death(
-            rank=one.number,
-            where=self._spec.nodes[one.node].name,
-            pid=one.process.pid,
-            exit_code=ending.code or 0,
-            ended_s=ending.at_s,
-            told=told_in(error_file(self._run_directory, one.number)),
-            killed_by=why,
-        )
+    def _death(self, one: Worker) -> Death:
+        if not one.killed_by and one.process.ending == Ending.of(-signal.SIGKILL):
+            one.killed_by = self._machines.why_killed(one.place)
+        return one.death(where=self._spec.nodes[one.place].name)

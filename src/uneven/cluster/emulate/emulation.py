@@ -11,9 +11,8 @@ from pathlib import Path
 from signal import Signals
 
 from uneven.cluster.emulate import capabilities, emulation_state
-from uneven.cluster.emulate.emulated_workers import EmulatedWorker, Program, Workers
+from uneven.cluster.emulate.emulated_workers import Workers
 from uneven.cluster.emulate.isolated import Isolated
-from uneven.cluster.emulate.launcher import EmulatedLauncher
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.emulate.pure import requirements
 from uneven.cluster.emulate.pure.replay import ON_LINKS, Happening, Replay, Setting, in_words
@@ -25,6 +24,8 @@ from uneven.policy.core.printable import printable
 from uneven.policy.core.records import EventRecord, StepRecord
 from uneven.runtime.jobs import Events, Stop
 from uneven.runtime.jobs.processes import usable_cores
+from uneven.runtime.launch import Launch
+from uneven.runtime.launch.local_workers import Worker
 from uneven.runtime.rundir import is_ready
 from uneven.runtime.world import Elastic
 
@@ -36,7 +37,7 @@ _READ_EVERY_S = 0.1
 
 def emulate(
     spec: ClusterSpec,
-    program: Program,
+    program: Launch,
     *,
     run_directory: Path,
     unprivileged: bool = False,
@@ -65,8 +66,7 @@ def emulate(
         machines = _machines(spec, isolated)
         stack.callback(machines.close)
         say(f"{spec.name}: {len(spec.nodes)} nodes, by {machines.how}")
-        launcher = EmulatedLauncher(machines, elastic, len(spec.initial_members)) if elastic is not None else None
-        workers = Workers(spec, program, machines, run_directory, events, launcher)
+        workers = Workers(spec, program, machines, run_directory, events, elastic)
         stack.callback(workers.forget_errors)
         stack.callback(workers.end, lambda: stop.requests > 1)
         emulation = Emulation(spec, machines, workers, run_directory, events)
@@ -106,9 +106,9 @@ class Emulation:
         self._finished = dict.fromkeys(self._places, 0)
         self._read_at_s = 0.0
         self._to_come: list[int] = []  # nodes that wait for the end of their former worker
-        self._coming: set[EmulatedWorker] = set()  # workers without limits so far
-        self._begun: set[EmulatedWorker] = set()
-        self._through: set[EmulatedWorker] = set()
+        self._coming: set[Worker] = set()  # workers without limits so far
+        self._begun: set[Worker] = set()
+        self._through: set[Worker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
         """Supervise until every worker has ended. Raises LaunchError after a stop or the death of an indispensable
@@ -134,13 +134,13 @@ class Emulation:
 
     @property
     def _all_ready(self) -> bool:
-        return all(is_ready(self._run_directory, worker.number) for worker in self._workers.founders)
+        return all(is_ready(self._run_directory, worker.rank) for worker in self._workers.founders)
 
     def _say_late(self, ready_within_s: float) -> None:
         late = [
-            self._spec.nodes[worker.node].name
+            self._spec.nodes[worker.place].name
             for worker in self._workers.founders
-            if not is_ready(self._run_directory, worker.number)
+            if not is_ready(self._run_directory, worker.rank)
         ]
         say(
             f"{', '.join(late)} did not start training within {ready_within_s:g} s (a loader of an uneven.Session says "
@@ -180,7 +180,7 @@ class Emulation:
                     worker = self._workers.on(self._places[name])
                     on_link = change.quantity in ON_LINKS
                     if worker is not None and worker not in self._through and (on_link or worker not in self._coming):
-                        self._machines.apply(worker.node, change)
+                        self._machines.apply(worker.place, change)
 
     def _happen(self, event: Event, now_s: float) -> None:
         node = self._places.get(event.node, 0)
@@ -206,22 +206,20 @@ class Emulation:
             for setting in self._replay.now(self._spec.nodes[node].name):
                 if setting.quantity in ON_LINKS:
                     self._machines.apply(node, setting)
-        for worker in [one for one in self._coming if is_ready(self._run_directory, one.number)]:
+        for worker in [one for one in self._coming if is_ready(self._run_directory, one.rank)]:
             self._coming.remove(worker)
-            for setting in self._replay.now(self._spec.nodes[worker.node].name):
-                self._machines.apply(worker.node, setting)
+            for setting in self._replay.now(self._spec.nodes[worker.place].name):
+                self._machines.apply(worker.place, setting)
 
     def _record(self, node: int, event: str, message: str) -> None:
         worker = self._workers.on(node)
         # Appending to the worker's own journal is safe: records are single lines at the end of the file.
-        path = None if worker is None else rank_path(self._run_directory, worker.number)
+        path = None if worker is None else rank_path(self._run_directory, worker.rank)
         if worker is None or path is None or not path.is_file():
             return
         done = self._finished[self._spec.nodes[node].name]
         with Writer(path) as writer:
-            writer.write(
-                EventRecord(rank=worker.number, iteration=done, at_s=time.time(), event=event, message=message)
-            )
+            writer.write(EventRecord(rank=worker.rank, iteration=done, at_s=time.time(), event=event, message=message))
 
     def _read_journal(self, now_s: float) -> None:
         if not self._replay.awaits_iterations or now_s < self._read_at_s:
@@ -232,16 +230,16 @@ class Emulation:
     def _read(self) -> None:
         for number, record in self._follower.poll_ranks():
             if isinstance(record, StepRecord):
-                self._finished[self._spec.nodes[self._workers[number].node].name] = record.iteration + 1
+                self._finished[self._spec.nodes[self._workers[number].place].name] = record.iteration + 1
 
     def _let_go(self) -> None:
         for worker in self._workers.running:
-            if is_ready(self._run_directory, worker.number):
+            if is_ready(self._run_directory, worker.rank):
                 self._begun.add(worker)
             elif worker in self._begun - self._through:
                 # A worker that has finished training needs no limits; see rundir.mark_through.
                 self._through.add(worker)
-                self._machines.lift(worker.node)
+                self._machines.lift(worker.place)
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -65,7 +65,7 @@ class Isolated:
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
         return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
+    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
         network = self._network.namespace(self._wiring.node(index))
         line = command(self._task(index, program, network))
         worker = Command(f"worker {index}", line, env=env, events=events, files=[network])
@@ -116,6 +116,6 @@ class Isolated:
         program = (sys.executable, "-P", "-m", "uneven.cluster.emulate.rival")
         return Command(f"rival of worker {index}", command(self._task(index, program, None)), stdin=subprocess.PIPE)
 
-    def _task(self, index: int, program: tuple[str, ...], network: int | None) -> Task:
+    def _task(self, index: int, program: Sequence[str], network: int | None) -> Task:
         groups = tuple(map(str, self._groups.of(index)))
-        return Task(program=program, groups=groups, network=network, hosts=self._hosts)
+        return Task(program=tuple(program), groups=groups, network=network, hosts=self._hosts)

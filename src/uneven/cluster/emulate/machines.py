@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uneven.cluster.emulate.pure.replay import Direction, Setting
@@ -27,7 +27,7 @@ class Machines(Protocol):
         """Return ``keep(address, port)`` of the rendezvous, called on the first node's link."""
         ...
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
+    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
         ...
 

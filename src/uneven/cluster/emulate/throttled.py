@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uneven.cluster.emulate.machines import stop
@@ -41,7 +41,7 @@ class Throttled:
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
         return keep(self.network["MASTER_ADDR"], int(self.network["MASTER_PORT"]))
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
+    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
         self._workers[index] = Command(f"worker {index}", program, env=env, events=events)
         return self._workers[index]
 

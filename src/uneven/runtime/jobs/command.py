@@ -67,7 +67,7 @@ class Command:
         env: Mapping[str, str] | None = None,  # None inherits this process's
         events: Events | None = None,  # the loop that notices its end
         ended: Callable[[Command], None] = lambda process: None,  # called once after its end, unless waited for
-        stdin: int | IO[Any] = DEVNULL,
+        stdin: int | IO[Any] | None = DEVNULL,  # None is that of this process
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         files: Sequence[int] = (),  # descriptors that it inherits

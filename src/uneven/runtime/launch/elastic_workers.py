@@ -1,14 +1,12 @@
 """The launcher of an elastic run, whose workers may leave and join. It reports each death in the run's store
 immediately.
 
-It does not use torch's elastic agent, which ends all workers when one dies. With ``--join``, another process keeps the
-store: ``uneven store``, or the launcher with ``--elastic``.
+With ``--join``, another process keeps the store: ``uneven store``, or the launcher with ``--elastic``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -20,15 +18,16 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from uneven.errors import LaunchError
-from uneven.runtime.jobs import Command, Ending, Events, How, Stop, end_all
-from uneven.runtime.launch.failure import Death, all_gone, blame, gone, told_in
+from uneven.runtime.jobs import Command, Ending, Events, How, Stop
+from uneven.runtime.launch.failure import Death, all_gone, blame, gone
 from uneven.runtime.launch.hang_detection import STOPPED, stopped
 from uneven.runtime.launch.launch_spec import Launch, address, run_id
-from uneven.runtime.launch.local_rendezvous import keep_store, towards
+from uneven.runtime.launch.local_workers import Shares, Worker, Workers
 from uneven.runtime.launch.preflight import JOINED_WITHIN_S, check, local_workers
 from uneven.runtime.launch.remote_workers import THROUGH, Others, RemovedWorkers, settled
+from uneven.runtime.launch.rendezvous import keep_store, towards
 from uneven.runtime.launch.store_server import open_run
-from uneven.runtime.launch.worker_env import environment, shutdown_within_s, variables, watched
+from uneven.runtime.launch.worker_env import shutdown_within_s, variables
 from uneven.runtime.membership_board import RUN, WORKERS, Board
 from uneven.runtime.tcp_store import reach
 from uneven.runtime.temp_dir import TemporaryFolder
@@ -39,7 +38,7 @@ _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
 
 
-class Members:
+class Members(Workers):
     """The workers of this launcher in an elastic run. ``cut`` is True when the store has ended."""
 
     def __init__(
@@ -51,7 +50,7 @@ class Members:
         events: Events,
         on_lost: Callable[[Death], None],  # called with each abnormal end
     ) -> None:
-        self.running: dict[int, Command] = {}
+        super().__init__(events)
         self.lost: list[Death] = []
         self.finished: list[int] = []
         self.cut = False
@@ -59,52 +58,36 @@ class Members:
         self._line = line
         self._variables = variables
         self._folder = folder
-        self._events = events
         self._on_lost = on_lost
-        self._places: dict[int, int] = {}
         self._given_up = RemovedWorkers(board, shutdown_within_s())
-        self._killed_by: dict[int, str] = {}
 
     def end_overdue(self, now_s: float) -> None:
         """Kill workers that the membership has removed and that have not ended themselves."""
         for worker in self._given_up.overdue(list(self.running), now_s):
-            process = self.running[worker]
-            how = f"it {STOPPED}" if stopped(process.pid) else "it did not end by itself"
-            self._killed_by[worker] = f"the others had given it up, and {how}"
-            process.signal(signal.SIGKILL)
+            one = self.running[worker]
+            how = f"it {STOPPED}" if stopped(one.pid) else "it did not end by itself"
+            one.killed_by = f"the others had given it up, and {how}"
+            one.process.signal(signal.SIGKILL)
 
-    def start(self, worker: int) -> None:
+    def add(self, worker: int) -> None:
+        """Start a worker."""
         # The lowest free local rank, so that a replacement takes the place (device, share) that became free.
-        place = next(one for one in range(len(self._places) + 1) if one not in self._places.values())
-        self._places[worker] = place
-        env = {**os.environ, **self._variables(worker, place), "TORCHELASTIC_ERROR_FILE": str(self._error_file(worker))}
-        self.running[worker] = Command(
-            f"worker {worker}", self._line, env=env, events=self._events, ended=lambda process: self._ended(worker)
-        )
+        taken = {one.place for one in self.running.values()}
+        place = next(one for one in range(len(taken) + 1) if one not in taken)
+        self.start(worker, place, self._line, self._variables(worker, place), self._folder / f"{worker}.json")
 
-    def _ended(self, worker: int) -> None:
-        process = self.running.pop(worker)
-        ending = process.ending
+    def ended(self, worker: Worker) -> None:
+        ending = worker.process.ending
         assert ending is not None
-        del self._places[worker]
         try:
-            if self._in_order(worker, ending):
+            if self._in_order(worker.rank, ending):
                 return
         except RuntimeError:
             self.cut = True  # the store has ended with the process that kept it; a lost worker reports that itself
             if ending.how is How.ENDED:
-                self.finished.append(worker)
+                self.finished.append(worker.rank)
                 return
-        self.lost.append(
-            Death(
-                rank=worker,
-                pid=process.pid,
-                exit_code=ending.code or 0,
-                ended_s=ending.at_s,
-                told=told_in(self._error_file(worker)),
-                killed_by=self._killed_by.pop(worker, ""),
-            )
-        )
+        self.lost.append(worker.death())
         self._on_lost(self.lost[-1])
 
     def _in_order(self, worker: int, ending: Ending) -> bool:
@@ -114,9 +97,6 @@ class Members:
         if end == THROUGH:
             self.finished.append(worker)
         return bool(end)
-
-    def _error_file(self, worker: int) -> Path:
-        return self._folder / f"{worker}.json"
 
 
 def run_members(launch: Launch, run_directory: Path | None) -> None:
@@ -139,6 +119,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
 
         def own_variables(worker: int, place: int) -> dict[str, str]:
             return {
+                **variables(launch, count, run_directory),
                 "RANK": str(worker),
                 "WORLD_SIZE": str(run["founders"]),
                 "LOCAL_RANK": str(place),
@@ -151,7 +132,6 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
                 LEAVE_VARIABLE: launch.leave_on,
             }
 
-        stack.enter_context(environment(variables(launch, count, run_directory)))
         events = stack.enter_context(Events())
         restarts = launch.max_restarts
         stop = stack.enter_context(Stop(lambda number: events.wake(), signals_named(launch.leave_on, "--leave-on")))
@@ -161,34 +141,24 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
             print(f"uneven: {gone(death)}", file=sys.stderr)
             if restarts > 0 and not stop.requests and not members.cut and board.look("over") is None:
                 restarts -= 1
-                members.start(board.count(WORKERS, 1) - 1)
+                members.add(board.count(WORKERS, 1) - 1)
 
-        line = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
-        members = Members(board, line, own_variables, folder.path, events, lost)
-        stack.callback(lambda: end_all(list(members.running.values())))
-        stack.enter_context(watched(launch, name, count, run_directory))
+        members = Members(board, launch.line, own_variables, folder.path, events, lost)
+        stack.callback(members.end, Command.ask_to_end, shutdown_within_s())
+        shares = Shares(launch, run_directory)
+        stack.callback(shares.close)
         for worker in run["own"]:
-            members.start(worker)
-        _supervise(members, events, stop)
+            members.add(worker)
+        while members.running:
+            events.wait(_LOOK_EVERY_S if launch.shares else _GIVEN_UP_EVERY_S)
+            members.end_overdue(time.monotonic())
+            shares.look(members.running.values(), port)
+            if stop.requests:
+                members.end(Command.ask_to_end, shutdown_within_s(), lambda: stop.requests > 1)
         if not launch.join:
             _await_others(board, _silence_of(run), events, stop)
         over = _over(board) if members.lost else None
         _end(members, stop, through=not launch.join and over is True, goes_on=bool(launch.join) and over is False)
-
-
-def _supervise(members: Members, events: Events, stop: Stop) -> None:
-    asked, until_s = 0, float("inf")
-    while members.running:
-        events.wait(_LOOK_EVERY_S if stop.requests else _GIVEN_UP_EVERY_S)
-        members.end_overdue(time.monotonic())
-        if stop.requests > asked:
-            asked = stop.requests
-            until_s = time.monotonic() + shutdown_within_s()
-            for process in list(members.running.values()):
-                process.ask_to_end() if asked == 1 else process.signal(signal.SIGKILL)
-        elif time.monotonic() > until_s:
-            for process in list(members.running.values()):
-                process.signal(signal.SIGKILL)
 
 
 def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) -> None:
@@ -227,7 +197,8 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
         raise all_gone(members.lost)
     first_s = min(one.ended_s for one in members.lost)
-    raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), goes_on=goes_on)
+    then = "and no worker of this launcher is left; the run goes on" if goes_on else "so the run has been ended"
+    raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), then=then)
 
 
 def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uneven.runtime.launch.failure import Death, Left
-from uneven.runtime.launch.hang_detection import SilenceMeter, in_words, stopped
+from uneven.runtime.launch.hang_detection import STOPPED, SilenceMeter, in_words, stopped
 from uneven.runtime.rundir import Expendable, clear_expendable, expendable_of
 
 
@@ -17,27 +17,19 @@ class ExpendableWorkers:
     def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
         self.lost: dict[int, Death] = {}  # rank → end of each worker that the others do without
         self.silent: dict[int, str] = {}  # rank → description of each worker killed because it hung
-        self.stopped: tuple[int, ...] = ()  # ranks that were stopped (SIGSTOP) when the newest failure was found
         self.left: dict[int, Left] = {}  # rank → end of each worker with exit code 0
         self._throttled = throttled
         self._pulse = SilenceMeter()
         self._told: set[int] = set()
         self._run_directory = run_directory
-        self._ranks: tuple[int, ...] = ()
 
     def begin(self, ranks: Sequence[int]) -> None:
         """Reset all records because these ranks are about to be started or restarted."""
         for memory in (self.lost, self.silent, self.left, self._told):
             memory.clear()
-        self._ranks = tuple(ranks)
         if self._run_directory is not None:
             for rank in ranks:
                 clear_expendable(self._run_directory, rank)
-
-    @property
-    def spoken(self) -> bool:
-        """True if any worker has declared whether it is expendable."""
-        return bool(self.lost) or any(self._said(rank) is not None for rank in self._ranks)
 
     def bears(self, rank: int) -> bool:
         """Return whether the others can continue without this worker."""
@@ -80,11 +72,12 @@ class ExpendableWorkers:
             print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
         return []
 
-    def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
+    def missed(self, alive: Mapping[int, int]) -> list[int]:
         """Return the stopped ranks of ``alive`` (rank → process id), which may have caused the failure just found."""
         # The throttle stops and continues workers all the time, so a stopped one means nothing.
-        self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
-        return self.stopped
+        found = [rank for rank, pid in alive.items() if not self._throttled and stopped(pid)]
+        self.silent = dict.fromkeys(found, STOPPED) | self.silent
+        return found
 
     def _said(self, rank: int) -> Expendable | None:
         return None if self._run_directory is None else expendable_of(self._run_directory, rank)

@@ -49,11 +49,11 @@ def blame(
     shutdown_within_s: float,
     lost: Sequence[Death] = (),  # earlier deaths, which the run tolerated
     left: Sequence[Left] = (),  # earlier ends with exit code 0, whose absence may be the cause
-    goes_on: bool = False,  # the run continues with workers of other launchers
+    then: str = "so the run has been ended",  # the consequence of the death
 ) -> LaunchError:
     """Return the error for the worker that died first."""
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
-    error = _said(first, goes_on)
+    error = _said(first, then)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
     lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
     if _complains(first) and left:
@@ -109,9 +109,8 @@ def told_by(message: Any) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def _said(death: Death, goes_on: bool) -> LaunchError:
+def _said(death: Death, then: str) -> LaunchError:
     how, code = _how(death)
-    then = "and no worker of this launcher is left; the run goes on" if goes_on else "so the run has been ended"
     message = f"{_who(death)} {how}, {then}"
     if death.stops:
         message += f": {death.stops}"

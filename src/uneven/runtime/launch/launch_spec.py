@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,11 @@ class Launch:
             raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: begin with {least} to {most}")
 
     @property
+    def line(self) -> list[str]:
+        """The command line of a worker: program and arguments."""
+        return [sys.executable, "-u", *(["-m"] if self.module else []), *self.target]
+
+    @property
     def members_change(self) -> bool:
         """True if workers may leave and join."""
         return self.elastic is not None or self.join is not None
@@ -124,6 +130,16 @@ class Launch:
     def endpoint(self) -> str:
         """The given rendezvous endpoint, or the address of the first machine; host:port."""
         return self.rdzv_endpoint or f"{self.master_addr}:{self.master_port or DEFAULT_PORT}"
+
+    @property
+    def backend(self) -> str:
+        """torch's name of the kind of rendezvous."""
+        return self.rdzv_backend or "static"
+
+    @property
+    def rendezvous_endpoint(self) -> str:
+        """The address where launchers meet; empty is torch's default."""
+        return self.endpoint if self.backend == "static" else self.rdzv_endpoint
 
     @property
     def here(self) -> tuple[str, int] | None:

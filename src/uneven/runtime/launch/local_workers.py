@@ -1,149 +1,146 @@
-"""The observer of this machine's workers: it finds them, throttles them and records the order of their ends."""
+"""The workers of a launcher: their processes, their shares of a core, and how they end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-
-import psutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from uneven.errors import ConfigError, LaunchError
-from uneven.runtime.jobs.processes import HeldProcess
-from uneven.runtime.launch.readiness import StartedWorker, always
+from uneven.runtime.jobs import Command, Events
+from uneven.runtime.launch.failure import Death, told_in
+from uneven.runtime.launch.launch_spec import Launch
+from uneven.runtime.launch.readiness import Readiness
 from uneven.runtime.throttle.throttle import Throttle
 
-_LOOK_EVERY_S = 0.05
-_LOOK_RARELY_S = 0.2  # all workers are known; only a restart brings new ones
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Worker:
+    """A worker, from its start."""
 
-class Workers:
-    """The child processes of one run, watched by a background thread from the launcher's start to its end.
-
-    When a worker dies, its peers fail a moment later; the order of the ends separates cause from consequence.
-    """
-
-    def __init__(
-        self,
-        run_id: str,  # in the environment of every worker
-        count: int,
-        *,
-        throttle: tuple[Throttle, tuple[float, ...]] | None = None,
-        ready: Callable[[StartedWorker], bool] = always,
-    ) -> None:
-        self._run_id = run_id
-        self._count = count
-        self._throttle = throttle
-        self._ready = ready
-        self._alive: dict[int, HeldProcess] = {}
-        self._unthrottled: dict[int, StartedWorker] = {}  # by process
-        self._throttled: dict[int, StartedWorker] = {}
-        self._seen: set[int] = set()
-        self._ended_s: dict[int, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="uneven-workers")
-        self._thread.start()
+    rank: int
+    place: int  # its local rank; in an emulation, the index of its node
+    process: Command
+    error_file: Path  # its own report about its end, see uneven.runtime.world.report_failures
+    killed_by: str = ""  # the reason why it is killed
 
     @property
-    def ended_s(self) -> dict[int, float]:
-        """The process id of each ended worker → when its end was noticed, Unix time."""
-        return dict(self._ended_s)
+    def pid(self) -> int:
+        return self.process.pid
 
-    def close(self, *, kill: bool) -> None:
-        """Stop watching; with ``kill``, kill the rest of every worker's process group first."""
-        self._over.set()
-        self._thread.join()
-        for pid in self._seen if kill else ():
-            with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only zombies are left
-                os.killpg(pid, signal.SIGKILL)
-        for process in self._alive.values():
-            process.close()
+    @property
+    def running(self) -> bool:
+        return self.process.ending is None
 
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            self._find()
-            self._slow_down()
-            self._let_go()
-            if not self._alive:
-                self._over.wait(_LOOK_EVERY_S)
-                continue
-            complete = len(self._seen) % self._count == 0 and not self._unthrottled  # a restart replaces all
-            self._bury(_LOOK_RARELY_S if complete else _LOOK_EVERY_S)
-        self._bury(0.0)
+    def death(self, **more: Any) -> Death:
+        """Return its abnormal end, with ``more`` facts about it."""
+        ending = self.process.ending
+        assert ending is not None
+        return Death(
+            rank=self.rank,
+            pid=self.pid,
+            exit_code=ending.code or 0,
+            ended_s=ending.at_s,
+            told=told_in(self.error_file),
+            killed_by=self.killed_by,
+            **more,
+        )
 
-    def _find(self) -> None:
-        for child in psutil.Process().children():
-            if child.pid in self._seen:
-                continue
-            try:
-                environment = child.environ()
-                if environment.get("TORCHELASTIC_RUN_ID") != self._run_id:
-                    continue  # not ours, or not yet: it has the launcher's environment until exec
-                self._alive[child.pid] = HeldProcess(child.pid)
-            except (psutil.Error, OSError):
-                continue
-            self._seen.add(child.pid)
-            self._unthrottled[child.pid] = StartedWorker(
-                child.pid,
-                rank=int(environment["RANK"]),
-                local_rank=int(environment["LOCAL_RANK"]),
-                port=int(environment.get("MASTER_PORT", 0)),
-            )
 
-    def _slow_down(self) -> None:
+class Workers(ABC):
+    """The running workers of a launcher, by rank. They end with the thread that starts them."""
+
+    def __init__(self, events: Events) -> None:
+        self.running: dict[int, Worker] = {}
+        self._events = events
+
+    @abstractmethod
+    def ended(self, worker: Worker) -> None:
+        """Handle the end of a worker that is no longer in `running`."""
+
+    def start(
+        self,
+        rank: int,
+        place: int,
+        line: Sequence[str],  # program and arguments
+        env: Mapping[str, str],  # on top of this process's environment
+        error_file: Path,
+        **streams: Any,  # see Command
+    ) -> None:
+        self.running[rank] = Worker(
+            rank=rank,
+            place=place,
+            process=Command(
+                f"worker {rank}",
+                line,
+                env={**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(error_file)},
+                events=self._events,
+                ended=lambda process: self.ended(self.running.pop(rank)),
+                **streams,
+            ),
+            error_file=error_file,
+        )
+
+    def end(
+        self, ask: Callable[[Command], None], within_s: float, in_a_hurry: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Ask all workers to end; kill those that still run after ``within_s``, or once ``in_a_hurry()``."""
+        for worker in self.running.values():
+            ask(worker.process)
+        until_s = time.monotonic() + within_s
+        while self.running and (left_s := until_s - time.monotonic()) > 0 and not in_a_hurry():
+            self._events.wait(left_s)
+        self.kill()
+
+    def kill(self) -> None:
+        for worker in self.running.values():
+            worker.process.signal(signal.SIGKILL, group=True)
+        while self.running:
+            self._events.wait(None)
+
+
+class Shares:
+    """The throttle of a launcher's workers: each one has its share of a core while it trains.
+
+    Raises LaunchError if the throttle cannot be started.
+    """
+
+    def __init__(self, launch: Launch, run_directory: Path | None) -> None:
+        self._shares = launch.shares
+        self._throttle = Throttle(period_s=launch.throttle_period_s) if launch.shares else None
+        self._limited: set[int] = set()
+        self._readiness: Readiness | None = None
+        if launch.wait_ready and run_directory is not None:
+            self._readiness = Readiness(run_directory, launch.ready_within_s)
+
+    def look(self, workers: Collection[Worker], port: int) -> None:
+        """Throttle the workers that train now, and release the others; ``port`` is that of the rendezvous."""
         if self._throttle is None:
-            self._unthrottled.clear()
             return
-        throttle, shares = self._throttle
-        for pid, worker in list(self._unthrottled.items()):
-            if not self._ready(worker):
-                continue
-            self._throttled[pid] = self._unthrottled.pop(pid)
+        self._limited &= {one.pid for one in workers}
+        for one in workers:
+            ready = self._readiness is None or self._readiness(one.pid, one.rank, port)
             try:
-                throttle.limit(pid, shares[worker.local_rank])
+                if ready and one.pid not in self._limited:
+                    self._throttle.limit(one.pid, self._shares[one.place])
+                    self._limited.add(one.pid)
+                elif not ready and one.pid in self._limited:
+                    self._throttle.release(one.pid)
+                    self._limited.remove(one.pid)
             except ConfigError:
                 continue  # it has ended in the meantime
             except LaunchError as error:
                 print(f"uneven: {error}", file=sys.stderr)
-                # The throttle's process has died, so all workers run at full speed from now on.
-                self._throttle = None
+                self.close()  # the throttle's process has died, so all workers run at full speed from now on
                 return
 
-    def _let_go(self) -> None:
-        if self._throttle is None:
-            return
-        for pid, worker in list(self._throttled.items()):
-            if not self._ready(worker):
-                # It has finished, or announces training that has not started: full speed until it is ready (again).
-                self._unthrottled[pid] = self._throttled.pop(pid)
-                with suppress(LaunchError):  # the throttle has died and no longer limits any worker
-                    self._throttle[0].release(pid)
-
-    def _bury(self, wait_s: float) -> None:
-        ended = _wait(self._alive, wait_s, self._over)
-        now_s = time.time()
-        for pid in ended:
-            self._ended_s[pid] = now_s
-            self._alive.pop(pid).close()
-            self._unthrottled.pop(pid, None)
-            self._throttled.pop(pid, None)
-
-
-def _wait(processes: dict[int, HeldProcess], wait_s: float, over: threading.Event) -> list[int]:
-    """Return the processes that end within ``wait_s``, as soon as there is at least one."""
-    if not processes:
-        return []
-    if sys.platform != "linux":
-        over.wait(wait_s)
-        return [pid for pid, process in processes.items() if process.gone()]
-    import select
-
-    poll = select.poll()
-    for process in processes.values():
-        poll.register(process.descriptor, select.POLLIN)
-    ended = {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
-    return [pid for pid, process in processes.items() if process.descriptor in ended]
+    def close(self) -> None:
+        if self._throttle is not None:
+            self._throttle.close()
+            self._throttle = None

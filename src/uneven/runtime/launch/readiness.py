@@ -9,25 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 from uneven.runtime.rundir import is_coming, is_ready
-
-
-class StartedWorker(NamedTuple):
-    """A worker of this machine; ``port`` is that of the rendezvous, 0 if unknown."""
-
-    pid: int
-    rank: int
-    local_rank: int
-    port: int = 0
-
-
-def always(worker: StartedWorker) -> bool:
-    """Return True: throttle from the start."""
-    return True
 
 
 class Readiness:
@@ -41,15 +26,15 @@ class Readiness:
         self._met: set[int] = set()
         self._late: set[int] = set()
 
-    def __call__(self, worker: StartedWorker) -> bool:
-        rank = worker.rank
+    def __call__(self, pid: int, rank: int, port: int) -> bool:
+        """Return whether to throttle the worker now; ``port`` is that of the rendezvous."""
         if is_ready(self._run_directory, rank):
             self._said.add(rank)
             return True
         if rank in self._said:
             return False  # its report has been withdrawn: it has finished
         # A worker that announced a session connects before it trains, so only its own report counts.
-        if not is_coming(self._run_directory, rank) and self._has_met(worker):
+        if not is_coming(self._run_directory, rank) and self._has_met(pid, rank, port):
             return True
         if time.monotonic() < self._late_s:
             return False
@@ -62,23 +47,23 @@ class Readiness:
             )
         return True
 
-    def _has_met(self, worker: StartedWorker) -> bool:
-        if worker.rank in self._met:
+    def _has_met(self, pid: int, rank: int, port: int) -> bool:
+        if rank in self._met:
             return True
-        if not worker.port or not _connected(worker):
+        if not _connected(pid, port):
             return False
         if not self._met:
             print(
                 "uneven: the workers meet without an uneven.Session: each has its share from then on", file=sys.stderr
             )
-        self._met.add(worker.rank)
+        self._met.add(rank)
         return True
 
 
-def _connected(worker: StartedWorker) -> bool:
+def _connected(pid: int, port: int) -> bool:
     try:
-        lines = psutil.Process(worker.pid).net_connections(kind="tcp")
+        lines = psutil.Process(pid).net_connections(kind="tcp")
     except (psutil.Error, OSError):
         return False  # it has ended, or we lack the permission
     # At any address: only the port of the rendezvous is known here.
-    return any(line.raddr and line.raddr.port == worker.port for line in lines)
+    return any(line.raddr and line.raddr.port == port for line in lines)

@@ -9,8 +9,8 @@ from typing import Any
 
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Events, Stop
-from uneven.runtime.launch.local_rendezvous import keep_store
 from uneven.runtime.launch.remote_workers import Others
+from uneven.runtime.launch.rendezvous import keep_store
 from uneven.runtime.membership_board import RUN, WORKERS, Board
 from uneven.runtime.tcp_store import Store
 

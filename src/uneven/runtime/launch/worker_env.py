@@ -1,19 +1,14 @@
-"""The environment, the throttle and the watching of a launcher's workers."""
+"""The environment of a launcher's workers."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from uneven.errors import ConfigError
 from uneven.runtime.jobs.processes import usable_cores
 from uneven.runtime.launch.launch_spec import Launch
-from uneven.runtime.launch.local_workers import Workers
-from uneven.runtime.launch.readiness import Readiness, StartedWorker, always
-from uneven.runtime.throttle.throttle import Throttle
 from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE, SHARE_VARIABLE
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
@@ -44,38 +39,7 @@ def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[st
     return variables
 
 
-@contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and never removes it
-    before = {name: os.environ.get(name) for name in touched}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[StartedWorker], bool]:
-    if not launch.wait_ready or run_directory is None:
-        return always
-    return Readiness(run_directory, launch.ready_within_s)
-
-
-@contextmanager
-def watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
-    with ExitStack() as stack:
-        throttle = None
-        if launch.shares:
-            throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
-
-        workers = Workers(name, count, throttle=throttle, ready=_readiness(launch, run_directory))
-        try:
-            yield workers
-        except BaseException:
-            workers.close(kill=True)
-            raise
-        workers.close(kill=False)
+def role(name: str, rank: int, size: int) -> dict[str, str]:
+    """Return the variables of a worker's rank: torchrun also counts in roles, and all workers have one."""
+    numbers = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    return {**numbers, **{f"ROLE_{key}": number for key, number in numbers.items()}, "ROLE_NAME": name}

@@ -18,10 +18,10 @@ import pytest
 from uneven.cluster import files
 from uneven.cluster.emulate import emulation_state
 from uneven.cluster.emulate.artificial_load import Rivals, duties
-from uneven.cluster.emulate.emulated_workers import Program, environment
+from uneven.cluster.emulate.emulated_workers import environment
 from uneven.cluster.emulate.pure import names, shape
 from uneven.cluster.pure.describe.trace import Trace
-from uneven.errors import ConfigError, LaunchError
+from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command, Ending, Stop
 from uneven.runtime.jobs.processes import import_path
 from uneven.runtime.world import discover
@@ -102,14 +102,6 @@ def test_names() -> None:
     assert all(map(names.is_id, ids))
     assert not names.is_id("../../etc")
     assert (names.address(0), names.address(299)) == ("10.77.0.1", "10.77.1.44")
-
-
-def test_a_program_is_checked_as_by_run() -> None:
-    with pytest.raises(ConfigError, match=r"no such file: no_such_script\.py"):
-        Program(target=("no_such_script.py",))
-    with pytest.raises(ConfigError, match="nothing to run"):
-        Program(target=())
-    assert Program(target=("package.train", "-x"), module=True).line[1:] == ("-u", "-m", "package.train", "-x")
 
 
 def test_what_a_dead_owner_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

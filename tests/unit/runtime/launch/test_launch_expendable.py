@@ -26,11 +26,9 @@ FIRST = Death(rank=0, pid=100, exit_code=-signal.SIGTERM)
 def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Path) -> None:
     workers = ExpendableWorkers(tmp_path)
     workers.begin([0, 1])
-    assert not workers.spoken
     assert not workers.bears(1), "who has said nothing is needed"
     mark_expendable(tmp_path, 1)
     mark_expendable(tmp_path, 0, Expendable("it held the copy"))
-    assert workers.spoken
     assert [workers.bears(rank) for rank in (0, 1)] == [False, True]
     assert [workers.stops(rank) for rank in (0, 1)] == ["it held the copy", ""]
     clear_expendable(tmp_path, 1)
@@ -39,7 +37,7 @@ def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Pat
     workers.lost[1] = RAISED
     workers.begin([0, 1])
     assert expendable_of(tmp_path, 0) is None, "words of an earlier start do not count"
-    assert (workers.spoken, workers.lost) == (False, {})
+    assert workers.lost == {}
 
 
 def test_a_worker_outside_of_the_training_is_needed_and_may_hang(tmp_path: Path) -> None:
@@ -87,7 +85,6 @@ def test_who_ends_before_it_trains_through_the_parameter_server_is_remembered(tm
 def test_without_a_run_directory_nobody_can_say_so() -> None:
     workers = ExpendableWorkers(None)
     workers.begin([0])
-    assert not workers.spoken
     assert not workers.bears(0)
     assert workers.stops(0) == ""
 

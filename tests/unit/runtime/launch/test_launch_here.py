@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from uneven.runtime.launch.local_rendezvous import towards
+from uneven.runtime.launch.rendezvous import towards
 
 
 def test_the_own_address_is_the_one_that_the_other_end_sees() -> None:

@@ -16,11 +16,11 @@ import pytest
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined] # its stubs say: private
 
 from uneven.errors import ConfigError, LaunchError
-from uneven.runtime.jobs import Events, end_all
+from uneven.runtime.jobs import Events
 from uneven.runtime.launch import Launch, elastic_workers, preflight
 from uneven.runtime.launch.hang_detection import stopped
-from uneven.runtime.launch.local_rendezvous import keep_store
 from uneven.runtime.launch.remote_workers import Others
+from uneven.runtime.launch.rendezvous import keep_store
 from uneven.runtime.membership_board import CLOSED, OPEN, RELEASED, RUN, SESSION, WORKERS, Board
 from uneven_bench.forked.scripts import run_script
 
@@ -45,7 +45,7 @@ def started(board: Board, tmp_path: Path) -> Iterator[elastic_workers.Members]:
         those = elastic_workers.Members(
             board, line, lambda worker, place: {"CODE": str(worker // 3)}, tmp_path, events, lambda death: None
         )
-        stack.callback(lambda: end_all(list(those.running.values())))
+        stack.callback(those.kill)
         yield those
 
 
@@ -53,7 +53,7 @@ def test_who_ends_in_order_has_ended_well(board: Board, started: elastic_workers
     for worker, said in enumerate([OPEN, CLOSED, None, CLOSED]):
         if said is not None:
             board.write(f"{SESSION}/{worker}", said)
-        started.start(worker)
+        started.add(worker)
     while started.running:
         started._events.wait(None)
     assert {one.rank: one.exit_code for one in started.lost} == {0: 0, 3: 1}, "0 was in the midst of its session"
@@ -70,7 +70,7 @@ def test_who_has_trained_to_the_end_or_was_told_to_leave_is_not_missed(
     for worker, end in enumerate(["through", "left"]):
         board.write(f"{SESSION}/{worker}", CLOSED)
         board.write(f"{end}/{worker}", "")
-        started.start(worker)
+        started.add(worker)
     while started.running:
         started._events.wait(None)
     assert (started.finished, started.lost, board.dead(range(2))) == ([0], [], {})
@@ -189,9 +189,9 @@ def hanging(board: Board, tmp_path: Path) -> Iterator[elastic_workers.Members]:
     with ExitStack() as stack:
         events = stack.enter_context(Events())
         those = elastic_workers.Members(board, line, lambda worker, place: {}, tmp_path, events, lambda death: None)
-        stack.callback(lambda: end_all(list(those.running.values())))
+        stack.callback(those.kill)
         for worker in range(3):
-            those.start(worker)
+            those.add(worker)
         yield those
 
 
@@ -238,7 +238,7 @@ class Ended(HashStore):
 def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: elastic_workers.Members) -> None:
     started._board = Board(Ended())
     for worker in (0, 3):
-        started.start(worker)
+        started.add(worker)
     while started.running:
         started._events.wait(None)
     assert started.cut

@@ -11,7 +11,7 @@ from uneven.cli import main
 from uneven.cli.run import members_of
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.launch import Launch, elastic_workers, preflight, store_server
-from uneven.runtime.launch.local_rendezvous import keep_store
+from uneven.runtime.launch.rendezvous import keep_store
 from uneven.runtime.membership_board import WORKERS, Board
 
 

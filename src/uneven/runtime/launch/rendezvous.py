@@ -1,16 +1,23 @@
-"""The rendezvous of workers on a single machine: a store that listens on one address only."""
+"""The rendezvous of launchers, and the store of a run, which listens on one address only."""
 
 from __future__ import annotations
 
+import logging
 import socket
 
-from torch.distributed import (  # type: ignore[attr-defined] # its stubs mark some as private
-    PrefixStore,
-    TCPStore,
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs mark it as private
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    dynamic_rendezvous,
+    registry,
 )
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from uneven.errors import ConfigError
+from uneven.runtime.launch.launch_spec import Launch
+
+_MET_WITHIN_S = 900  # torchrun's
 
 
 def keep_store(
@@ -43,35 +50,27 @@ def towards(host: str, port: int) -> str:
         return str(line.getsockname()[0])
 
 
-class LocalRendezvous(RendezvousHandler):
+class OneLauncher(StaticTCPRendezvous):
     """The rendezvous of a single launcher with itself. Arguments and errors are those of :func:`keep_store`."""
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
-        self._store, port = keep_store(host, port)
-        self._info = RendezvousStoreInfo(host, port)
-        self._run_id = run_id
+        # torch's would listen on every interface, but it uses a store that is there already.
+        store, port = keep_store(host, port)
+        super().__init__(host, port, rank=0, world_size=1, run_id=run_id, timeout=_MET_WITHIN_S)
+        self._store = store
 
-    def get_backend(self) -> str:
-        return "here"
 
-    @property
-    def use_agent_store(self) -> bool:
-        return True
+def rendezvous(launch: Launch, name: str) -> RendezvousHandler:
+    """Return the rendezvous of the launchers of the run ``name``, torch's if there are several.
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: no other launcher takes part."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+    Raises ConfigError if this machine cannot listen at the given address, RendezvousError without the other machine.
+    """
+    if launch.here is not None:
+        return OneLauncher(*launch.here, name)
+    least, most = launch.nodes
+    where = launch.backend, launch.rendezvous_endpoint
+    # The launchers report their errors themselves, more briefly.
+    logging.getLogger(dynamic_rendezvous.__name__).setLevel(logging.CRITICAL)
+    return registry.get_rendezvous_handler(
+        RendezvousParameters(*where, name, least, most, launch.local_addr, rank=launch.node_rank, timeout=_MET_WITHIN_S)
+    )
