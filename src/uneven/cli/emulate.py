@@ -9,7 +9,6 @@ import typer
 from uneven.cli import options
 from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
-from uneven.cluster.emulate.emulated_workers import bounds
 from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
 from uneven.cluster.emulate.pure.requirements import without
 from uneven.cluster.pure.describe.write import to_toml
@@ -75,9 +74,9 @@ def command(
     if target[0] == "-m":
         module, target = True, target[1:]
     spec = without(files.load(cluster), leave_out or ())
-    program = Launch(target=tuple(target), module=module)
-    changing = bounds(elastic, silence, len(spec.initial_members))
-    check(spec, unprivileged=unprivileged, elastic=changing is not None)  # before a run directory is made
+    founders = str(len(spec.initial_members))
+    launch = Launch(target=tuple(target), module=module, nproc=founders, elastic=elastic, silence_s=silence)
+    check(spec, unprivileged=unprivileged, elastic=elastic is not None)  # before a run directory is made
     asked = {
         "balance": balance,
         "sync": sync,
@@ -88,17 +87,16 @@ def command(
         "keep_freed_memory": keep_freed_memory,
     }
     layers = layers_of(asked, config_file)
-    refuse_misfits(layers, len(spec.nodes) if changing is None else None)
-    directory = run_directory(run_dir, program.target[0], layers)
+    refuse_misfits(layers, len(spec.nodes) if elastic is None else None)
+    directory = run_directory(run_dir, launch.target[0], layers)
     # `uneven plan RUN` reads the description there.
     with access(f"write the cluster into {directory}"):
         (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
     with ends_with_a_line(directory):
         emulate(
             spec,
-            program,
+            launch,
             run_directory=directory,
             unprivileged=unprivileged,
             ready_within_s=ready_within,
-            elastic=changing,
         )

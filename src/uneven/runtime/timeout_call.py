@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-from uneven.errors import UnevenError
-
 T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.1
@@ -20,11 +18,10 @@ def within(
     limit_s: float,
     work: Callable[[], T],
     look: Callable[[], None] = lambda: None,  # called until the outcome is there; it may raise an error
-    more: tuple[type[Exception], ...] = (),
+    errors: tuple[type[Exception], ...] = (RuntimeError, ValueError, OSError),  # all of torch's stores
 ) -> T:
-    """Return or raise the outcome of ``work``, also errors of ``more`` kinds. Raises TimeoutError after ``limit_s``."""
+    """Return or raise the outcome of ``work``. Raises TimeoutError after ``limit_s``."""
     outcome: Future[T] = Future()
-    errors = (RuntimeError, ValueError, OSError, UnevenError, *more)  # those of torch's stores and ours
 
     def run() -> None:
         try:

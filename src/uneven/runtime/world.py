@@ -156,7 +156,7 @@ def report_failures() -> None:
         if advice := _way_out(error):
             error.add_note(advice)
         path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "".join(traceback.format_exception(error))
-        # For torch's launcher, with the time: when one worker fails, its peers fail a moment later because it is
+        # For the launcher, with the time: when one worker fails, its peers fail a moment later because it is
         # missing, and the times show which failure came first.
         if path:
             extra = {"error": kind.__name__, "timestamp": time.time(), "py_callstack": text}
@@ -193,7 +193,7 @@ def _way_out(error: BaseException) -> str:
 
 def _printed(error_file: Path, text: str) -> bool:
     """Return whether another worker of this machine has printed this text to the same console or file."""
-    # torch's launcher makes a folder for each error file.
+    # torchrun makes a folder for each error file.
     folder = error_file.parent.parent if error_file.name == "error.json" else error_file.parent
     sink = os.fstat(2)
     digest = hashlib.sha256(f"{sink.st_dev} {sink.st_ino} {text}".encode("utf-8", "replace")).hexdigest()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.cluster.emulate import capabilities
-from uneven.cluster.emulate.emulated_workers import Workers
+from uneven.cluster.emulate.emulated_workers import EmulatedWorkers
 from uneven.cluster.emulate.isolated import Isolated
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.emulate.pure.replay import Quantity, Setting
@@ -54,11 +54,11 @@ def play(
             door.listen(workers)
             events.add(door.fileno(), lambda: _admit(door, events, stack, (machines, spec), said))
             program = Launch(target=(module, str(directory)), module=True)
-            started = Workers(spec, program, machines, directory, events)
+            started = EmulatedWorkers(spec, program, machines, directory, events)
             while started.running and not started.failed:
                 events.wait(None)
             if started.failed:
-                started.end(lambda: False)
+                started.end_all(lambda: False)
                 printed = [path.read_text()[-1500:] for path in sorted(directory.glob("output-*.txt"))]
                 error = started.failure()
                 raise LaunchError(f"{error}\n" + "\n".join(filter(None, printed)), error.exit_code)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from signal import Signals
 
 from uneven.cluster.emulate import capabilities, emulation_state
-from uneven.cluster.emulate.emulated_workers import Workers
+from uneven.cluster.emulate.emulated_workers import EmulatedWorkers
 from uneven.cluster.emulate.isolated import Isolated
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.emulate.pure import requirements
@@ -25,9 +24,9 @@ from uneven.policy.core.records import EventRecord, StepRecord
 from uneven.runtime.jobs import Events, Stop
 from uneven.runtime.jobs.processes import usable_cores
 from uneven.runtime.launch import Launch
+from uneven.runtime.launch.failure import stopped_by
 from uneven.runtime.launch.local_workers import Worker
 from uneven.runtime.rundir import is_ready
-from uneven.runtime.world import Elastic
 
 READY_WITHIN_S = 60.0
 _ELASTIC = "workers come and go in an elastic run: add --elastic MIN:MAX"
@@ -37,27 +36,27 @@ _READ_EVERY_S = 0.1
 
 def emulate(
     spec: ClusterSpec,
-    program: Launch,
+    launch: Launch,
     *,
     run_directory: Path,
     unprivileged: bool = False,
     ready_within_s: float = READY_WITHIN_S,
-    elastic: Elastic | None = None,
 ) -> None:
-    """Run ``program`` on every node of ``spec`` until it ends. Call it in the main thread.
+    """Run the script of ``launch`` on every node of ``spec`` until it ends. Call it in the main thread.
 
     Args:
+        launch: what to start; with ``elastic``, workers leave, join and die as in the description, and the others
+            continue.
         run_directory: for settings and journal of the workers; it must exist.
         unprivileged: use only the means of an ordinary user, also as root.
         ready_within_s: the description applies when every worker's training has started, or after this time.
-        elastic: workers leave, join and die as in the description, and the others continue.
 
     Raises:
         ConfigError: something in ``spec`` cannot be emulated here; nothing has been started.
         LaunchError: a worker died, the run was interrupted, or the machine fails. Everything has ended and is removed.
     """
     run_directory = run_directory.absolute()  # because a worker may change its working directory
-    isolated = check(spec, unprivileged=unprivileged, elastic=elastic is not None)
+    isolated = check(spec, unprivileged=unprivileged, elastic=launch.elastic is not None)
     for note in requirements.notes(spec, usable_cores()):
         say(note)
     with ExitStack() as stack:
@@ -66,9 +65,9 @@ def emulate(
         machines = _machines(spec, isolated)
         stack.callback(machines.close)
         say(f"{spec.name}: {len(spec.nodes)} nodes, by {machines.how}")
-        workers = Workers(spec, program, machines, run_directory, events, elastic)
+        workers = EmulatedWorkers(spec, launch, machines, run_directory, events)
         stack.callback(workers.forget_errors)
-        stack.callback(workers.end, lambda: stop.requests > 1)
+        stack.callback(workers.end_all, lambda: stop.requests > 1)
         emulation = Emulation(spec, machines, workers, run_directory, events)
         emulation.run(stop, ready_within_s)
 
@@ -93,7 +92,7 @@ class Emulation:
     """The control loop of an emulation while the workers train."""
 
     def __init__(
-        self, spec: ClusterSpec, machines: Machines, workers: Workers, run_directory: Path, events: Events
+        self, spec: ClusterSpec, machines: Machines, workers: EmulatedWorkers, run_directory: Path, events: Events
     ) -> None:
         self._spec = spec
         self._machines = machines
@@ -152,15 +151,13 @@ class Emulation:
         end_s = time.monotonic() + limit_s
         while True:
             if stop.requests:
-                self._workers.end(lambda: stop.requests > 1)
-                name = Signals(stop.number).name
-                raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)
+                self._workers.end_all(lambda: stop.requests > 1)
+                raise stopped_by(stop.number)
             if why := self._machines.broken():
-                self._workers.end(lambda: stop.requests > 0)
+                self._workers.end_all(lambda: stop.requests > 0)
                 raise LaunchError(why)
-            self._workers.look()
             if self._workers.failed:
-                self._workers.end(lambda: stop.requests > 0)
+                self._workers.end_all(lambda: stop.requests > 0)
                 raise self._workers.failure()
             if done():
                 return True
@@ -193,7 +190,7 @@ class Emulation:
         self._record(node, event.do.value, words)
         if event.do is Do.KILL:
             when = f"at {event.at_s:g} s" if event.at_s is not None else f"in iteration {event.at_iteration}"
-            self._workers.kill(node, f"cluster {self._spec.name!r} says so, {when}")
+            self._workers.kill_on(node, f"cluster {self._spec.name!r} says so, {when}")
         elif event.do is Do.LEAVE:
             self._workers.leave(node)
 
@@ -233,7 +230,7 @@ class Emulation:
                 self._finished[self._spec.nodes[self._workers[number].place].name] = record.iteration + 1
 
     def _let_go(self) -> None:
-        for worker in self._workers.running:
+        for worker in self._workers.running.values():
             if is_ready(self._run_directory, worker.rank):
                 self._begun.add(worker)
             elif worker in self._begun - self._through:

@@ -65,10 +65,17 @@ class Isolated:
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
         return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
-    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
+    def start(
+        self,
+        index: int,
+        program: Sequence[str],
+        env: Mapping[str, str],
+        events: Events,
+        ended: Callable[[Command], None] = lambda process: None,
+    ) -> Command:
         network = self._network.namespace(self._wiring.node(index))
         line = command(self._task(index, program, network))
-        worker = Command(f"worker {index}", line, env=env, events=events, files=[network])
+        worker = Command(f"worker {index}", line, env=env, events=events, ended=ended, files=[network])
         self._workers[index] = worker
         return worker
 

@@ -27,7 +27,14 @@ class Machines(Protocol):
         """Return ``keep(address, port)`` of the rendezvous, called on the first node's link."""
         ...
 
-    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
+    def start(
+        self,
+        index: int,
+        program: Sequence[str],
+        env: Mapping[str, str],
+        events: Events,
+        ended: Callable[[Command], None] = lambda process: None,
+    ) -> Command:
         """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -41,14 +42,21 @@ class Throttled:
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
         return keep(self.network["MASTER_ADDR"], int(self.network["MASTER_PORT"]))
 
-    def start(self, index: int, program: Sequence[str], env: Mapping[str, str], events: Events) -> Command:
-        self._workers[index] = Command(f"worker {index}", program, env=env, events=events)
+    def start(
+        self,
+        index: int,
+        program: Sequence[str],
+        env: Mapping[str, str],
+        events: Events,
+        ended: Callable[[Command], None] = lambda process: None,
+    ) -> Command:
+        self._workers[index] = Command(f"worker {index}", program, env=env, events=events, ended=ended)
         return self._workers[index]
 
     def apply(self, index: int, setting: Setting) -> None:
         """Apply a share or a stop. Other settings have been rejected before, unless they change nothing."""
         worker = self._workers[index]
-        if worker.wait(0.0) is not None:
+        if worker.ending is not None:
             return
         if setting.quantity is Quantity.STOPPED:
             self._stopped[index] = setting.value > 0
@@ -64,8 +72,7 @@ class Throttled:
                 stop(worker, False)
                 self._throttle.limit(worker.pid, max(self._cores[index], LEAST_CORES))
         except ConfigError:
-            if worker.wait(0.0) is None:
-                raise
+            return  # it has ended in the meantime
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
         """Raise an error; links between sites have been rejected before the start."""
@@ -76,7 +83,7 @@ class Throttled:
         stop(self._workers[index], False)
 
     def kill(self, index: int) -> None:
-        self._workers[index].kill()
+        self._workers[index].signal(signal.SIGKILL, group=True)
 
     def why_killed(self, index: int) -> str:
         return ""
@@ -85,6 +92,6 @@ class Throttled:
         return ""
 
     def close(self) -> None:
-        for index in self._workers:
-            self.kill(index)
+        for worker in self._workers.values():
+            worker.kill()
         self._throttle.close()

@@ -23,11 +23,16 @@ def bound(program: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
-def _main(parent: int, program: list[str]) -> None:
+def end_with_parent(number: int) -> None:
+    """Let the kernel send this process a signal when the *thread* that started it ends. The setting survives exec."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # Set here and not in a preexec_fn, which is not safe in a program with threads. The setting survives exec.
-    if libc.prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL)) != 0:
+    if libc.prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(number)) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _main(parent: int, program: list[str]) -> None:
+    # Set here and not in a preexec_fn, which is not safe in a program with threads.
+    end_with_parent(signal.SIGKILL)
     # The parent may have ended before prctl, which then never fires.
     if os.getppid() != parent:
         sys.exit("uneven: the program that started this process has ended before it could begin")

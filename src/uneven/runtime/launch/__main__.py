@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import LaunchError, UnevenError
+from uneven.runtime.jobs.parent_death import end_with_parent
 from uneven.runtime.launch.launch_spec import Launch
 from uneven.runtime.launch.local_launch import run
 from uneven.runtime.launch.output import WorkerOutput
@@ -18,6 +20,8 @@ def _main(task: dict[str, Any]) -> int:
     fields = task["launch"] | {key: tuple(task["launch"][key]) for key in ("target", "shares")}
     fields["output"] = WorkerOutput(**fields["output"])
     directory = task["run_directory"]
+    if task.get("bound") and sys.platform == "linux":
+        end_with_parent(signal.SIGTERM)  # not SIGKILL as in jobs: first it ends its workers and cleans up
     try:
         run(Launch(**fields), run_directory=Path(directory) if directory else None)
     except UnevenError as error:

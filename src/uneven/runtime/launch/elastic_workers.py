@@ -19,7 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command, Ending, Events, How, Stop
-from uneven.runtime.launch.failure import Death, all_gone, blame, gone
+from uneven.runtime.launch.failure import Death, all_gone, blame, gone, stopped_by
 from uneven.runtime.launch.hang_detection import STOPPED, stopped
 from uneven.runtime.launch.launch_spec import Launch, address, run_id
 from uneven.runtime.launch.local_workers import Shares, Worker, Workers
@@ -187,8 +187,7 @@ def _over(board: Board) -> bool | None:
 def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
     """Report how the run ended: finished by any launcher's workers (``through``), continued elsewhere, or an error."""
     if stop.requests:
-        name = signal.Signals(stop.number).name
-        raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)
+        raise stopped_by(stop.number)
     if through or members.finished or not members.lost:
         if members.lost:
             print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)

@@ -93,6 +93,11 @@ def through_without(lost: Sequence[Death]) -> tuple[str, int]:
     return f"the run has come to its end without {_names(lost)}{why}", code
 
 
+def stopped_by(number: int) -> LaunchError:
+    """Return the error of a run that ended because of a signal to its launcher."""
+    return LaunchError(f"stopped by {signal_name(number)}; all workers have ended", 128 + number)
+
+
 def told_in(path: Path) -> dict[str, Any]:
     """Return a worker's own report about its end from this file; empty if missing or incomplete."""
     try:
@@ -100,12 +105,7 @@ def told_in(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}  # also if it was killed while it wrote
     message = data.get("message") if isinstance(data, dict) else None
-    return told_by(message)
-
-
-def told_by(message: Any) -> dict[str, Any]:
-    """Return the part that :func:`uneven.runtime.world.report_failures` adds to torch's message."""
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None  # see uneven.runtime.world.report_failures
     return extra if isinstance(extra, dict) else {}
 
 

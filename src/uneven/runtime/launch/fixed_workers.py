@@ -22,10 +22,10 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.utils.api import macros
 
-from uneven.errors import LaunchError, access
+from uneven.errors import LaunchError, UnevenError, access
 from uneven.runtime.jobs import Command, Events, How, Stop
 from uneven.runtime.launch.expendable import ExpendableWorkers
-from uneven.runtime.launch.failure import Death, all_gone, blame, gone, left_alone, through_without
+from uneven.runtime.launch.failure import Death, all_gone, blame, gone, left_alone, stopped_by, through_without
 from uneven.runtime.launch.launch_spec import Launch, run_id
 from uneven.runtime.launch.local_workers import Shares, Worker, Workers
 from uneven.runtime.launch.output import WorkerOutput
@@ -38,6 +38,8 @@ from uneven.runtime.timeout_call import within
 _ROLE = "default_role"  # torchrun's name of the only kind of workers
 _OTHERS_END_WITHIN_S = 300.0
 _LOOK_EVERY_S = 0.1
+
+_MEETING_ERRORS = (RendezvousError, UnevenError, RuntimeError, ValueError, OSError)
 
 T = TypeVar("T")
 
@@ -161,7 +163,9 @@ class FixedWorkers(Workers):
         self._end(signal.SIGTERM)
         self._end_after_signal()
         left = self._launch.max_restarts - self._restarts
-        error = self._failure(f"so all workers are started again ({left} of {self._launch.max_restarts} restarts left)")
+        error = self._failure(
+            f"so all workers are started again ({left - 1} of {self._launch.max_restarts} restarts left)"
+        )
         if error is None or (not self._failed and found.world_size > 1):
             self._await_others(found)
         elif left > 0:
@@ -256,7 +260,7 @@ class FixedWorkers(Workers):
     def _end(self, number: int) -> None:
         """End all workers with a signal; another signal to this process means immediately."""
         self._ending = True
-        before = self._stop.requests
+        before = min(self._stop.requests, 1)
 
         def ask(process: Command) -> None:
             for one in (number, signal.SIGCONT):
@@ -269,12 +273,11 @@ class FixedWorkers(Workers):
         """Raise LaunchError if this process has been asked to stop; all workers have ended by then."""
         if self._stop.requests:
             self._end(self._stop.number)
-            name = signal.Signals(self._stop.number).name
-            raise LaunchError(f"stopped by {name}; all workers have ended", 128 + self._stop.number)
+            raise stopped_by(self._stop.number)
 
     def _apart(self, work: Callable[[], T]) -> T:
         """Return or raise the outcome of ``work``, which may wait for other machines, unless a signal arrives."""
-        return within(math.inf, work, self._end_after_signal, (RendezvousError,))
+        return within(math.inf, work, self._end_after_signal, _MEETING_ERRORS)
 
 
 def _counts(found: RendezvousInfo, count: int) -> list[int]:

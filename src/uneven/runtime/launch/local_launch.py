@@ -53,7 +53,11 @@ def start(
 
     The launcher and its workers end when the calling *thread* does; a ``with`` block stops them at its end.
     """
-    task = {"launch": dataclasses.asdict(launch), "run_directory": run_directory and str(run_directory)}
+    task = {
+        "launch": dataclasses.asdict(launch),
+        "run_directory": run_directory and str(run_directory),
+        "bound": True,  # see __main__.py
+    }
     if launch.wait_ready and run_directory is None:
         raise ConfigError("wait_ready needs a run_directory: workers say there that they are ready")
     if run_directory is not None:

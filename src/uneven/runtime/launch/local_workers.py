@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ class Workers(ABC):
     def ended(self, worker: Worker) -> None:
         """Handle the end of a worker that is no longer in `running`."""
 
+    def watch(self, rank: int, place: int, error_file: Path, start: Callable[..., Command]) -> Worker:
+        """Start a worker with ``start(ended=…)``, whose argument its process calls at its end."""
+        process = start(ended=lambda process: self.ended(self.running.pop(rank)))
+        self.running[rank] = Worker(rank=rank, place=place, process=process, error_file=error_file)
+        return self.running[rank]
+
     def start(
         self,
         rank: int,
@@ -73,18 +80,9 @@ class Workers(ABC):
         error_file: Path,
         **streams: Any,  # see Command
     ) -> None:
-        self.running[rank] = Worker(
-            rank=rank,
-            place=place,
-            process=Command(
-                f"worker {rank}",
-                line,
-                env={**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(error_file)},
-                events=self._events,
-                ended=lambda process: self.ended(self.running.pop(rank)),
-                **streams,
-            ),
-            error_file=error_file,
+        env = {**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        self.watch(
+            rank, place, error_file, partial(Command, f"worker {rank}", line, env=env, events=self._events, **streams)
         )
 
     def end(
