@@ -43,6 +43,7 @@ READERS = {
     "uneven.runtime.slurm": "says in these words what srun says, for uneven.runtime.world",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
     "uneven.runtime.launch.fixed_workers": "is the launcher: sets them, never reads them",
+    "uneven.runtime.launch.worker_env": "is part of the launcher: sets them, never reads them",
     "uneven.runtime.launch.elastic_workers": "is the launcher of an elastic run: sets them, never reads them",
     "uneven.cluster.emulate.emulated_workers": "is the emulator's launcher: sets them, never reads them",
     "uneven.cluster.emulate.isolated": "is the emulator's launcher: sets them, never reads them",

@@ -15,7 +15,7 @@ from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command, Ending, Events, How
 from uneven.runtime.launch import Launch
 from uneven.runtime.launch.failure import Death, blame, gone
-from uneven.runtime.launch.local_workers import Worker, Workers
+from uneven.runtime.launch.local_workers import LocalWorker, LocalWorkers
 from uneven.runtime.launch.remote_workers import THROUGH, settled
 from uneven.runtime.launch.worker_env import role, shutdown_within_s
 from uneven.runtime.membership_board import WORKERS, Board
@@ -67,7 +67,7 @@ def error_file(run_directory: Path, worker: int) -> Path:
     return run_directory / f"error-{worker}.json"
 
 
-class EmulatedWorkers(Workers):
+class EmulatedWorkers(LocalWorkers):
     """The workers of an emulation: one on every node; in elastic runs, on the nodes that have one now.
 
     Args:
@@ -87,13 +87,13 @@ class EmulatedWorkers(Workers):
         from uneven.runtime.launch.store_server import open_run
 
         super().__init__(events)
-        self.lost: list[Worker] = []
+        self.lost: list[LocalWorker] = []
         self._spec = spec
         self._launch = launch
         self._machines = machines
         self._run_directory = run_directory
         self._end_within_s = shutdown_within_s()
-        self._all: list[Worker] = []
+        self._all: list[LocalWorker] = []
         self._finished = False
         # The first worker may be stopped most of the time, and would delay requests, so this process has the store.
         self._store = machines.meet(lambda host, port: keep_store(host, port)[0])
@@ -103,10 +103,10 @@ class EmulatedWorkers(Workers):
         self._board.count(WORKERS, len(there))
         self.founders = tuple(self._add(node, number) for number, node in enumerate(there))
 
-    def on(self, node: int) -> Worker | None:
+    def on(self, node: int) -> LocalWorker | None:
         return next((one for one in self.running.values() if one.place == node), None)
 
-    def __getitem__(self, number: int) -> Worker:
+    def __getitem__(self, number: int) -> LocalWorker:
         return self._all[number]
 
     @property
@@ -115,7 +115,7 @@ class EmulatedWorkers(Workers):
         others = self._launch.elastic and (self.running or self._finished)
         return bool(self.lost) and not others
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: LocalWorker) -> None:
         ending = worker.process.ending
         assert ending is not None
         if not worker.killed_by and ending == Ending.of(-signal.SIGKILL):
@@ -130,7 +130,7 @@ class EmulatedWorkers(Workers):
             if self._launch.elastic:
                 print(f"uneven: {gone(self._death(worker))}", file=sys.stderr)
 
-    def join(self, node: int) -> Worker:
+    def join(self, node: int) -> LocalWorker:
         """Start a worker on an empty node of a running emulation, without limits until it trains."""
         worker = self._add(node, self._board.count(WORKERS, 1) - 1)
         self._machines.lift(node)
@@ -161,7 +161,7 @@ class EmulatedWorkers(Workers):
         for path in self._run_directory.glob("error-*"):
             path.unlink()
 
-    def _add(self, node: int, number: int) -> Worker:
+    def _add(self, node: int, number: int) -> LocalWorker:
         env = environment(self._spec, node, number, self._machines, self._run_directory, self._run["founders"])
         if self._launch.elastic:
             address = self._machines.address(node)
@@ -170,5 +170,5 @@ class EmulatedWorkers(Workers):
         self._all.append(self.watch(number, node, error_file(self._run_directory, number), start))
         return self._all[-1]
 
-    def _death(self, one: Worker) -> Death:
+    def _death(self, one: LocalWorker) -> Death:
         return one.death(where=self._spec.nodes[one.place].name)

@@ -25,7 +25,7 @@ from uneven.runtime.jobs import Events, Stop
 from uneven.runtime.jobs.processes import usable_cores
 from uneven.runtime.launch import Launch
 from uneven.runtime.launch.failure import stopped_by
-from uneven.runtime.launch.local_workers import Worker
+from uneven.runtime.launch.local_workers import LocalWorker
 from uneven.runtime.rundir import is_ready
 
 READY_WITHIN_S = 60.0
@@ -105,9 +105,9 @@ class Emulation:
         self._finished = dict.fromkeys(self._places, 0)
         self._read_at_s = 0.0
         self._to_come: list[int] = []  # nodes that wait for the end of their former worker
-        self._coming: set[Worker] = set()  # workers without limits so far
-        self._begun: set[Worker] = set()
-        self._through: set[Worker] = set()
+        self._coming: set[LocalWorker] = set()  # workers without limits so far
+        self._begun: set[LocalWorker] = set()
+        self._through: set[LocalWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
         """Supervise until every worker has ended. Raises LaunchError after a stop or the death of an indispensable

@@ -22,7 +22,7 @@ from uneven.runtime.jobs import Command, Ending, Events, How, Stop
 from uneven.runtime.launch.failure import Death, all_gone, blame, gone, stopped_by
 from uneven.runtime.launch.hang_detection import STOPPED, stopped
 from uneven.runtime.launch.launch_spec import Launch, address, run_id
-from uneven.runtime.launch.local_workers import Shares, Worker, Workers
+from uneven.runtime.launch.local_workers import CoreShares, LocalWorker, LocalWorkers
 from uneven.runtime.launch.preflight import JOINED_WITHIN_S, check, local_workers
 from uneven.runtime.launch.remote_workers import THROUGH, Others, RemovedWorkers, settled
 from uneven.runtime.launch.rendezvous import keep_store, towards
@@ -38,7 +38,7 @@ _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
 
 
-class Members(Workers):
+class Members(LocalWorkers):
     """The workers of this launcher in an elastic run. ``cut`` is True when the store has ended."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Members(Workers):
         place = next(one for one in range(len(taken) + 1) if one not in taken)
         self.start(worker, place, self._line, self._variables(worker, place), self._folder / f"{worker}.json")
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: LocalWorker) -> None:
         ending = worker.process.ending
         assert ending is not None
         try:
@@ -145,7 +145,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
 
         members = Members(board, launch.line, own_variables, folder.path, events, lost)
         stack.callback(members.end, Command.ask_to_end, shutdown_within_s())
-        shares = Shares(launch, run_directory)
+        shares = CoreShares(launch, run_directory)
         stack.callback(shares.close)
         for worker in run["own"]:
             members.add(worker)

@@ -27,7 +27,7 @@ from uneven.runtime.jobs import Command, Events, How, Stop
 from uneven.runtime.launch.expendable import ExpendableWorkers
 from uneven.runtime.launch.failure import Death, all_gone, blame, gone, left_alone, stopped_by, through_without
 from uneven.runtime.launch.launch_spec import Launch, run_id
-from uneven.runtime.launch.local_workers import Shares, Worker, Workers
+from uneven.runtime.launch.local_workers import CoreShares, LocalWorker, LocalWorkers
 from uneven.runtime.launch.output import WorkerOutput
 from uneven.runtime.launch.preflight import check, local_workers
 from uneven.runtime.launch.rendezvous import rendezvous
@@ -58,7 +58,7 @@ def run_fixed(launch: Launch, run_directory: Path | None) -> None:
             stack.callback(folder.remove)
             stack.callback(remove_left, SHARD_FOLDER)  # left behind if a signal killed rank 0
             logs = _logs(launch.output, count, run_directory, folder.path)
-            shares = Shares(launch, run_directory)
+            shares = CoreShares(launch, run_directory)
             stack.callback(shares.close)
             workers = FixedWorkers(launch, count, run_directory, logs, events, stop)
             stack.callback(workers.close)
@@ -76,7 +76,7 @@ def run_fixed(launch: Launch, run_directory: Path | None) -> None:
             ) from error
 
 
-class FixedWorkers(Workers):
+class FixedWorkers(LocalWorkers):
     """All workers of this launcher, which are started and restarted together."""
 
     def __init__(
@@ -98,10 +98,10 @@ class FixedWorkers(Workers):
         self._port = 0
         self._restarts = 0
         self._ending = False
-        self._failed: list[Worker] = []
+        self._failed: list[LocalWorker] = []
         self._tails: list[TailLog] = []
 
-    def run(self, shares: Shares) -> None:
+    def run(self, shares: CoreShares) -> None:
         """Run the workers until they have finished.
 
         Raises LaunchError after a failure without restarts left, and after a signal.
@@ -124,7 +124,7 @@ class FixedWorkers(Workers):
                 raise LaunchError(said, code)
             print(f"uneven: {said}", file=sys.stderr)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: LocalWorker) -> None:
         ending = worker.process.ending
         if ending is not None and ending.how is How.ENDED:
             if not self._ending:
@@ -142,7 +142,7 @@ class FixedWorkers(Workers):
         for tail in self._tails:
             tail.stop()
 
-    def _again(self, handler: RendezvousHandler, shares: Shares) -> bool:
+    def _again(self, handler: RendezvousHandler, shares: CoreShares) -> bool:
         """Run all workers until they have ended; return whether they are started again."""
         found = self._apart(handler.next_rendezvous)
         world = self._begin(handler, found)
@@ -237,7 +237,7 @@ class FixedWorkers(Workers):
     def _pids(self) -> dict[int, int]:
         return {rank: one.pid for rank, one in self.running.items()}
 
-    def _death(self, worker: Worker) -> Death:
+    def _death(self, worker: LocalWorker) -> Death:
         return worker.death(
             stops=self._expendable.stops(worker.rank),
             silent=self._expendable.silent.get(worker.rank, ""),

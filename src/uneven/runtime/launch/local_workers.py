@@ -22,7 +22,7 @@ from uneven.runtime.throttle.throttle import Throttle
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Worker:
+class LocalWorker:
     """A worker, from its start."""
 
     rank: int
@@ -54,21 +54,21 @@ class Worker:
         )
 
 
-class Workers(ABC):
+class LocalWorkers(ABC):
     """The running workers of a launcher, by rank. They end with the thread that starts them."""
 
     def __init__(self, events: Events) -> None:
-        self.running: dict[int, Worker] = {}
+        self.running: dict[int, LocalWorker] = {}
         self._events = events
 
     @abstractmethod
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: LocalWorker) -> None:
         """Handle the end of a worker that is no longer in `running`."""
 
-    def watch(self, rank: int, place: int, error_file: Path, start: Callable[..., Command]) -> Worker:
+    def watch(self, rank: int, place: int, error_file: Path, start: Callable[..., Command]) -> LocalWorker:
         """Start a worker with ``start(ended=…)``, whose argument its process calls at its end."""
         process = start(ended=lambda process: self.ended(self.running.pop(rank)))
-        self.running[rank] = Worker(rank=rank, place=place, process=process, error_file=error_file)
+        self.running[rank] = LocalWorker(rank=rank, place=place, process=process, error_file=error_file)
         return self.running[rank]
 
     def start(
@@ -103,7 +103,7 @@ class Workers(ABC):
             self._events.wait(None)
 
 
-class Shares:
+class CoreShares:
     """The throttle of a launcher's workers: each one has its share of a core while it trains.
 
     Raises LaunchError if the throttle cannot be started.
@@ -117,7 +117,7 @@ class Shares:
         if launch.wait_ready and run_directory is not None:
             self._readiness = Readiness(run_directory, launch.ready_within_s)
 
-    def look(self, workers: Collection[Worker], port: int) -> None:
+    def look(self, workers: Collection[LocalWorker], port: int) -> None:
         """Throttle the workers that train now, and release the others; ``port`` is that of the rendezvous."""
         if self._throttle is None:
             return
