@@ -20,6 +20,8 @@ from uneven.runtime.launch.launch_spec import Launch
 from uneven.runtime.launch.readiness import Readiness
 from uneven.runtime.throttle.throttle import Throttle
 
+_DIES_WITHIN_S = 30.0
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LocalWorker:
@@ -67,7 +69,7 @@ class LocalWorkers(ABC):
 
     def watch(self, rank: int, place: int, error_file: Path, start: Callable[..., Command]) -> LocalWorker:
         """Start a worker with ``start(ended=…)``, whose argument its process calls at its end."""
-        process = start(ended=lambda process: self.ended(self.running.pop(rank)))
+        process = start(ended=partial(self._reap, rank))
         self.running[rank] = LocalWorker(rank=rank, place=place, process=process, error_file=error_file)
         return self.running[rank]
 
@@ -96,11 +98,22 @@ class LocalWorkers(ABC):
             self._events.wait(left_s)
         self.kill()
 
+    def _reap(self, rank: int, process: Command) -> None:
+        worker = self.running.get(rank)
+        if worker is not None and worker.process is process:  # not one that `kill` has given up
+            del self.running[rank]
+            self.ended(worker)
+
     def kill(self) -> None:
         for worker in self.running.values():
             worker.process.signal(signal.SIGKILL, group=True)
-        while self.running:
-            self._events.wait(None)
+        until_s = time.monotonic() + _DIES_WITHIN_S
+        while self.running and (left_s := until_s - time.monotonic()) > 0:
+            self._events.wait(left_s)
+        if self.running:  # it waits in the kernel, for example for a file system that does not answer
+            pids = ", ".join(str(worker.pid) for worker in self.running.values())
+            print(f"uneven: process {pids} has not ended {_DIES_WITHIN_S:g} s after SIGKILL", file=sys.stderr)
+            self.running.clear()
 
 
 class CoreShares:
