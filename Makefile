@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
 #   make demo       the main job on four unequal local workers: DDP first, then uneven
 #   make test       the tests to run before a commit; ARGS="-n 0 tests/unit" for some of them
-#   make test-rest  all other tests (tests/system): Ray, emulated clusters, launchers, examples, benches
+#   make test-rest  all other tests (tests/system, benchmarks/tests): Ray, emulated clusters, launchers, examples, benches
 #   make test-all   both
 #   make check      style and types
 #   make docs       the site, into build/docs; a warning is an error
@@ -69,14 +69,15 @@ demo: .venv/.stamp-installed
 
 # One process runs all tests of a file, so a costly fixture is made once. In the order of their folders: short tests last.
 PYTEST := $(BIN)/python -m pytest
+REST := tests/system benchmarks/tests
 SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: .venv/.stamp-test
 	$(PYTEST) $(SPREAD) --ignore tests/system $(ARGS)
 
 test-rest: .venv/.stamp-test
-	$(PYTEST) $(SPREAD) -m "not alone" tests/system $(ARGS)
-	$(PYTEST) -m alone tests/system $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not alone" $(REST) $(ARGS)
+	$(PYTEST) -m alone $(REST) $(ARGS)
 
 test-all: test test-rest
 

@@ -57,7 +57,7 @@ def test_tidy_up():
 
 
 def test_every_kind_of_leak_fails(tmp_path: Path) -> None:
-    conftest = Path(__file__).with_name("conftest.py").read_text()
+    conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("PATIENCE_S = 30.0", "PATIENCE_S = 0.2"))
     (tmp_path / "test_leaks_inside.py").write_text(LEAKS)
     run = subprocess.run(

@@ -96,7 +96,7 @@ def test_signals_reach_it_and_what_it_printed_can_be_read_while_it_runs(unbuffer
 
 
 def test_all_of_its_group_ends_with_the_block_and_a_leak_is_seen(pytestconfig: pytest.Config) -> None:
-    leak_check = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parents[1] / "conftest.py"))
+    leak_check = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parents[2] / "conftest.py"))
     assert leak_check is not None
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     with Script(["-c", code]) as script:

@@ -1,21 +1,23 @@
-"""``uneven bench NAME``: one command for each bench, which imports its modules only when it runs."""
+"""``uneven bench NAME``: one command for each bench, which imports its modules only when it runs.
+
+A command is its options and its help alone. Its bench has ``run`` and ``tables`` in ``uneven_bench.NAME.bench``.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from uneven.errors import ConfigError, UnknownNameError
-from uneven_bench.far_sites.command import far_sites
-from uneven_bench.focus.command import focus
-from uneven_bench.gpu.command import gpu
-from uneven_bench.graph.command import graph
-from uneven_bench.preconditioners.command import preconditioners
-from uneven_bench.recommendation.command import recommendation
+from uneven.errors import UnknownNameError
 
 EXAMPLES = """\
 \b
@@ -53,16 +55,39 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Case = Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")]
 Data = Annotated[str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")]
+Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Draw it: one HTML file.")]
+Command = Callable[..., None]
 
 
-def _find(data: str) -> None:
-    """Check that the data set exists, so that the command raises and not a worker."""
-    from uneven.cluster.virtual.datasets import images
+def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str) -> Callable[[Command], Command]:
+    """Return a decorator that makes a command of its options and help. ``module``: with ``run`` and ``tables``, if it
+    has another name; ``whole``, ``case``, ``quick``: about how long these take on two cores; the help and the first
+    line of a run say so."""
+    where = f"uneven_bench.{module or name.replace('-', '_') + '.bench'}"
 
-    images(data)
+    def register(command: Command) -> Command:
+        @wraps(command)
+        def play(json: bool, **options: Any) -> None:
+            from uneven_bench.harness.show import show
+
+            if "data" in options:
+                from uneven.cluster.virtual.datasets import images
+
+                images(options["data"])  # raise here if it is missing, not in a worker
+            takes = quick if options["quick"] else case if options.get("case") and case else whole
+            sys.stderr.write(f"uneven: bench {name} takes about {takes}\n")
+            found = import_module(where)
+            show(lambda told: found.run(progress=told, **options), found.tables, json)
+
+        one = f", with --case NAME {case}" if case else ""
+        play.__doc__ = f"{inspect.getdoc(command)}\n\nTakes {whole}{one}, with --quick {quick}."
+        return app.command(name)(play)
+
+    return register
 
 
-@app.command("lb-bsp")
+@bench("lb-bsp", whole="fifty minutes", case="nine minutes", quick="a minute and a quarter")
 def lb_bsp(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
     """Balanced batches against DDP, rivals and an oracle.
 
@@ -70,19 +95,11 @@ def lb_bsp(quick: Quick = False, json: Json = False, data: Data = "digits", case
     backup workers, accumulation, ours, and an oracle that knows the next shares.
 
     Cases: steady, step, traces, eight, equal, pair (equal workers, DDP and ours alone), cut (as root), svm, resnet;
-    real data where UNEVEN_DATA has it.
-
-    Fifty minutes, --case NAME nine at most; --quick, which measures steady and pair without the rivals, a minute and a
-    half.
+    real data where UNEVEN_DATA has it. --quick measures steady and pair without the rivals.
     """
-    from uneven_bench.lb_bsp.bench import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told, case=case), tables, json)
 
 
-@app.command("predictors")
+@bench("predictors", whole="ten minutes", quick="a minute")
 def predictors(
     quick: Quick = False,
     json: Json = False,
@@ -93,94 +110,53 @@ def predictors(
     """Errors of predictors, and the times they lead to.
 
     On traces, made-up workers and, as root, emulated runs with real rivals. --record DIR keeps the runs, --runs DIR
-    uses kept ones.
-
-    Ten minutes, of which five record; --quick, which does not, a minute.
+    uses kept ones. To record takes five of the minutes; --quick does not.
     """
-    from uneven_bench.predictors.bench import run, tables
-    from uneven_bench.show import show
-
-    if record and runs:
-        raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
-    _find(data)
-    show(lambda told: run(quick, data, told, record=record, runs=runs), tables, json)
 
 
-@app.command("balancers")
+@bench("balancers", whole="a minute", quick="half a minute")
 def balancers(quick: Quick = False, json: Json = False) -> None:
     """Balancers in virtual time, on known costs.
 
-    Saturation, constant parts, memory limits, a cut link. A minute.
+    Saturation, constant parts, memory limits, a cut link.
     """
-    from uneven_bench.balancers.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
 
 
-@app.command("rivals")
+@bench("rivals", whole="a minute", quick="half a minute")
 def rivals(quick: Quick = False, json: Json = False) -> None:
-    """Rivals from the literature and ours in virtual time.
-
-    Against an oracle. Under a minute.
-    """
-    from uneven_bench.rivals.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
+    """Rivals from the literature and ours in virtual time, against an oracle."""
 
 
-@app.command("overhead")
+@bench("overhead", "overhead", whole="two minutes", quick="a minute")
 def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
     """The cost of measuring and deciding in an iteration.
 
-    In one of 4 and 8 real workers, and for one decision for up to 10,000. Two minutes.
+    In one of 4 and 8 real workers, and for one decision for up to 10,000.
     """
-    from uneven_bench.overhead import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
 
 
-@app.command("loops")
+@bench("loops", whole="six minutes", case="three minutes", quick="a minute")
 def loops(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """Samples that cost unequally, and evaluations, on four unequal workers.
 
-    Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate. Six minutes.
+    Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate.
     """
-    from uneven_bench.loops.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told, case), tables, json)
 
 
-@app.command("flicker")
+@bench("flicker", whole="three minutes", quick="a minute")
 def flicker(quick: Quick = False, json: Json = False) -> None:
     """Iterations that workers finish together under load that changes every 25, 5 or 2 iterations, in virtual time.
 
-    On recorded machine use if UNEVEN_DATA is set. Three minutes.
+    On recorded machine use if UNEVEN_DATA is set.
     """
-    from uneven_bench.flicker.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
 
 
-@app.command("threads")
+@bench("threads", "threads", whole="five minutes", quick="half a minute")
 def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
-    """One replica trained by one thread, or by two.
-
-    Without a lock: samples/s, and the loss. Five minutes, --quick half a one.
-    """
-    from uneven_bench.show import show
-    from uneven_bench.threads import run, tables
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
+    """One replica trained by one thread, or by two, without a lock: samples/s, and the loss."""
 
 
-@app.command("worlds")
+@bench("worlds", whole="twenty-five minutes", case="three minutes", quick="a minute and a half")
 def worlds(
     quick: Quick = False,
     json: Json = False,
@@ -190,31 +166,19 @@ def worlds(
 ) -> None:
     """Described clusters, emulated and simulated: do both agree?
 
-    Emulated with real processes, as root, with links. Twenty-five minutes, --case NAME three; --quick, which plays
-    steady shares unless a case is named, two and a half.
+    Emulated with real processes, as root, with links. --quick plays steady shares unless a case is named.
     """
-    from uneven_bench.show import show
-    from uneven_bench.worlds.bench import run, tables
-
-    _find(data)
-    show(lambda told: run(quick, data, told, width=width, case=case), tables, json)
 
 
-@app.command("server")
+@bench("server", whole="fourteen minutes", quick="a minute")
 def server(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
     """The parameter server in shards, against a plain ZeroMQ one.
 
-    Push and pull, shards that are killed, 64 workers for ten minutes, a million malformed messages. Fourteen minutes,
-    --quick one.
+    Push and pull, shards that are killed, 64 workers for ten minutes, a million malformed messages.
     """
-    from uneven_bench.server.bench import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
 
 
-@app.command("sync")
+@bench("sync", whole="hours", case="twenty minutes", quick="a minute and a half")
 def sync(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
     """Policies on slow links, against DDP and its hooks.
 
@@ -223,113 +187,74 @@ def sync(quick: Quick = False, json: Json = False, data: Data = "digits", case: 
 
     Cases: fast, 100mbit, 20mbit, straggler, both; each with -2, -4, -8 workers, and then with -shadows, which are alone
     there; twins-4.
-
-    Hours, --case NAME twenty minutes, -shadows eight, with --quick eight and four; --quick six.
     """
-    from uneven_bench.show import show
-    from uneven_bench.sync.bench import run, tables
-
-    _find(data)
-    show(lambda told: run(quick, data, told, case=case), tables, json)
 
 
-@app.command("fleet")
+@bench("fleet", whole="half an hour", quick="a minute and a half")
 def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
     """Six networks trained on shared data, under FLEET or without.
 
     Without it: one pipeline each, random subsets, one after the other, trials of Ray Tune, TensorSocket, both where
-    installed. Half an hour, --quick three minutes.
+    installed.
     """
-    from uneven_bench.fleet.bench import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
 
 
-@app.command("search")
+@bench("search", whole="ten minutes", quick="a minute and a half")
 def search(
     quick: Quick = False,
     json: Json = False,
     data: Data = "fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
-    case: Annotated[str | None, typer.Option("--case", help="overhead, decisions, real, unequal or teams.")] = None,
+    case: Case = None,
 ) -> None:
     """A search of settings against Ray Tune and Optuna.
 
     The overhead of a trivial trial, decisions on a table of real accuracies, a real search with shared data and
     without, devices with shares of .6, .4, .2 and .1, and such devices that help each other. The table needs
-    UNEVEN_DATA. Ten minutes, --quick one and a half.
+    UNEVEN_DATA.
+
+    Cases: overhead, decisions, real, unequal, teams.
     """
-    from uneven_bench.search.bench import CASES, run, tables
-    from uneven_bench.show import show
-
-    if case not in (None, *CASES):
-        raise UnknownNameError("case", case, CASES)
-    _find(data)
-    show(lambda told: run(quick, data, told, case), tables, json)
 
 
-@app.command("search-kill")
+@bench("search-kill", "search.kill", whole="six minutes", quick="a minute and a half")
 def search_kill(quick: Quick = False, json: Json = False) -> None:
     """Searches in which processes are killed.
 
     The search, or one of its processes, gets kill -9 at a random moment, twenty times: does it end as the undisturbed
-    one, and is nothing trained twice? Six minutes, --quick one and a half.
+    one, and is nothing trained twice?
     """
-    from uneven_bench.search.kill import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
 
 
-@app.command("fleet-plan")
-def fleet_plan(
-    quick: Quick = False,
-    json: Json = False,
-    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Draw plans: one HTML file.")] = None,
-) -> None:
+@bench("fleet-plan", whole="half a minute", quick="a quarter of a minute")
+def fleet_plan(quick: Quick = False, json: Json = False, report: Report = None) -> None:
     """100 members in virtual time under FLEET and its rivals.
 
-    Also small ensembles against the best rounds there are, and how long planning takes. Half a minute.
+    Also small ensembles against the best rounds there are, and how long planning takes. --report draws plans.
     """
-    from uneven_bench.fleet_plan.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told, report), tables, json)
 
 
-@app.command("fleet-kill")
+@bench("fleet-kill", "fleet.kill", whole="three minutes", quick="a minute")
 def fleet_kill(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
     """Trainings of an ensemble in which processes are killed.
 
     The run, a member or a preprocessor gets kill -9 at ten random moments: does each member end trained, and nothing
-    twice? Three minutes, --quick one.
+    twice?
     """
-    from uneven_bench.fleet.kill import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
 
 
-@app.command("mutations")
+@bench("mutations", whole="four minutes", quick="a minute")
 def mutations(quick: Quick = False, json: Json = False) -> None:
     """6,400 inputs that went wrong: taken, or refused in words?
 
-    Clusters, settings, ensembles, journals, states, command lines: is each one taken, or refused with one message? Four
-    minutes, --quick one.
+    Clusters, settings, ensembles, journals, states, command lines: is each one taken, or refused with one message?
     """
-    from uneven_bench.mutations.bench import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
 
 
-@app.command("faults")
+@bench("faults", whole="a quarter of an hour", quick="a minute and a half")
 def faults(
     quick: Quick = False,
     json: Json = False,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
+    seed: Seed = None,
     only: Annotated[
         str | None, typer.Option("--only", metavar="K[-L]", help="Play the K-th fault alone, or those from K to L.")
     ] = None,
@@ -339,20 +264,14 @@ def faults(
     Drawn from --seed N: workers, launchers and shards of runs under all policies are killed, stopped, made to fail.
     Does the run end in time, name the culprit, leave nothing over, and does a resumed one use every sample once? --only
     K plays one of them again, --only K-L some in a row.
-
-    A quarter of an hour, --quick two minutes.
     """
-    from uneven_bench.faults.bench import SEED, run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told, SEED if seed is None else seed, only), tables, json)
 
 
-@app.command("elastic")
+@bench("elastic", whole="an hour", case="ten minutes", quick="a minute and a half")
 def elastic(
     quick: Quick = False,
     json: Json = False,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
+    seed: Seed = None,
     case: Case = None,
     trace: Annotated[
         str | None, typer.Option("--trace", metavar="CLUSTER", help="For spot: whose machines come and go.")
@@ -366,19 +285,82 @@ def elastic(
 
     Cases: faults, faults-100mb, stop, cut, torchft-ddp, replay, random, overhead, and spot, which is spot-uneven,
     spot-torchft and spot-torchrun; --trace spot_2022, spot_preempted, spot_fours and spot_sixteen play other records.
-
-    An hour, --case NAME ten minutes at most; --quick a minute and a half.
     """
-    from uneven_bench.elastic.bench import SEED, run
-    from uneven_bench.elastic.page import tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told, SEED if seed is None else seed, case, trace), tables, json)
 
 
-app.command("far-sites")(far_sites)
-app.command("focus")(focus)
-app.command("preconditioners")(preconditioners)
-app.command("recommendation")(recommendation)
-app.command("gpu")(gpu)
-app.command("graph")(graph)
+@bench("far-sites", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def far_sites(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+    """Sites on slow lines, and sites with data unlike each other's.
+
+    Gaia, local steps, the largest entries, both together, DiLoCo, against BSP, DDP and, where installed, torchft and
+    hivemind: losses at equal time and bytes in virtual time, times of real runs on emulated lines, as root; then batch
+    norm and group norm under skewed labels, and a tuner against every fixed setting.
+
+    Cases: filter, learning, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
+    UNEVEN_DATA. --quick leaves real runs out; --quick --case 20mbit plays one.
+    """
+
+
+@bench("focus", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def focus(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+    """Recorded video: Focus against ingest-heavy, query-all, a NoScope-style cascade, FAISS and TASTI-style.
+
+    All are given the same frames and boxes; costs are processor seconds. The truth networks are trained here on the
+    first run, which takes ten minutes more, and kept in the user's cache. Data from UNEVEN_DATA.
+
+    Cases: synthetic (pictures of CIFAR-10 in a fixed scene of twelve hours, also with other targets), clips (real
+    scenes), change (the scene shows other classes from some day on), speed (a clip of 640 x 480 on one core), kills
+    (ten processes killed at ingest, ten in queries).
+    """
+
+
+@bench("preconditioners", whole="an hour", case="ten minutes", quick="a minute and a half")
+def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+    """K-FAC and SOAP: what they cost in a step, and where they pay.
+
+    Steps of ResNets, an MLP and a transformer on four workers against kfac-pytorch (where KFAC_PYTORCH says
+    where it is installed), SGD, AdamW and Muon; bytes and memory; exactness on unequal shares; unequal workers; links
+    of 100 Mbit/s; time to a target on three tasks; settings that blow up.
+
+    Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task
+    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and a third of the settings.
+    """
+
+
+@bench("recommendation", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def recommendation(quick: Quick = False, json: Json = False, case: Case = None, report: Report = None) -> None:
+    """Trainers with embedding tables on a server.
+
+    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, next to a slow one, and
+    against one process, DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and
+    server. Then log loss after one pass in virtual time, against one process, a synchronous batch of the same size and
+    foreground twins, each tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in
+    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer goes on.
+
+    Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint. --quick plays one round of a part of them
+    and one seed; --report draws how it scales.
+    """
+
+
+@bench("gpu", whole="two minutes", case="a minute", quick="a minute")
+def gpu(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+    """Costs and gains of the library on a GPU.
+
+    A session's step against the plain loop's; K-FAC and SOAP against SGD, AdamW and, where KFAC_PYTORCH says where it
+    is installed, kfac-pytorch; two workers that share the GPU, one of which takes three times as long for a sample; a
+    worker on the GPU with one on a core.
+
+    Cases: session, second-order, pair, unlike. One CUDA device is needed.
+    """
+
+
+@bench("graph", whole="an hour", case="ten minutes", quick="a minute and a half")
+def graph(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+    """Graphs: kernels, training steps, cuts and exchanges against DGL, PyG and torch.
+
+    Real graphs from UNEVEN_DATA. DGL and PyG are compared if they are installed ('./benchmarks[graph]'); malloc keeps
+    what is freed, for all alike. --quick leaves four workers out unless a case asks for them.
+
+    Cases: kernel (one thread), step, cuts, exact, exchanges (four workers, ours and DistGNN's), links (the same at 100
+    Mbit/s, as root), unequal (four workers with .6, .3, .2 and .1 of a core), accuracy, large.
+    """

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
@@ -26,7 +25,8 @@ from uneven.policy.balance import LbBsp
 from uneven.policy.control import Decider, Report, ReportTable
 from uneven.policy.core.records import Record, StepRecord
 from uneven.policy.core.views import Limits
-from uneven_bench.show import Progress
+from uneven_bench.harness.figures import in_turns, shown
+from uneven_bench.harness.show import Progress, table_of
 
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
@@ -43,10 +43,8 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     median seconds), ``repeats``, ``bar_share``, ``bar_decide_s``. Raises LaunchError: a run failed."""
     repeats, iterations = (1, 200) if quick else (3, 400)
     found: dict[int, list[tuple[float, float]]] = {workers: [] for workers in WORKERS}
-    jobs = [(repeat, workers) for repeat in range(repeats) for workers in WORKERS]
     with tempfile.TemporaryDirectory(prefix="uneven-overhead-") as folder:
-        for number, (repeat, workers) in enumerate(jobs):
-            progress("running", f"{workers} workers", number / len(jobs))
+        for repeat, workers in in_turns(progress, "running", range(repeats), WORKERS):
             records = _train(workers, iterations, data, Path(folder) / f"{workers}-{repeat}")
             found[workers].append(share_of(records))
     decide_s = {}
@@ -134,17 +132,19 @@ def _reports(decider: Decider, speeds: list[float], number: int, rng: random.Ran
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    added = Table(title=f"Added to an iteration; the bar is {result['bar_share']:.1%}", box=SIMPLE_HEAD)
-    for heading in ("workers", "iteration", "share"):
-        added.add_column(heading, justify="right")
-    for workers, share in result["share"].items():
-        low, high = result["share_range"][workers]
-        around = f" [{low:.2%} … {high:.2%}]" if high > low else ""
-        added.add_row(workers, f"{1e3 * result['iteration_s'][workers]:.1f} ms", f"{share:.2%}{around}")
     bar_ms = 1e3 * result["bar_decide_s"]
-    decided = Table(title=f"One decision; the bar is {bar_ms:g} ms for 1,000 workers", box=SIMPLE_HEAD)
-    decided.add_column("workers", justify="right")
-    decided.add_column("ms", justify="right")
-    for workers, seconds in result["decide_s"].items():
-        decided.add_row(f"{int(workers):,}", f"{1e3 * seconds:.2f}")
-    return [added, decided]
+    added = [
+        (
+            workers,
+            f"{1e3 * result['iteration_s'][workers]:.1f} ms",
+            shown([share, *result["share_range"][workers]], ".2%"),
+        )
+        for workers, share in result["share"].items()
+    ]
+    decided = [(f"{int(workers):,}", f"{1e3 * seconds:.2f}") for workers, seconds in result["decide_s"].items()]
+    return [
+        table_of(
+            f"Added to an iteration; the bar is {result['bar_share']:.1%}", ("workers", "iteration", "share"), added
+        ),
+        table_of(f"One decision; the bar is {bar_ms:g} ms for 1,000 workers", ("workers", "ms"), decided),
+    ]

@@ -20,7 +20,8 @@ from torch import nn
 from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
-from uneven_bench.show import Progress, table_of
+from uneven_bench.harness.figures import Spread, in_turns, shown
+from uneven_bench.harness.show import Progress, table_of
 
 BATCH = 64
 _RATE, _MOMENTUM = 0.02, 0.9
@@ -68,11 +69,8 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     rounds, samples = (_QUICK_ROUNDS, _QUICK) if quick else (_ROUNDS, _SAMPLES)
     rows = images(data)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {model: {way: [] for way in WAYS} for model in MODELS}
-    jobs = [(number, model, way) for number in range(rounds) for model in MODELS for way in WAYS]
-    for done, (number, model, way) in enumerate(jobs):
-        progress("training", f"{model}, {way}", done / len(jobs))
+    for number, model, way in in_turns(progress, "training", range(rounds), MODELS, WAYS):
         found[model][way].append(_train(MODELS[model](rows), rows, WAYS[way], samples, seed=number))
-    progress("training", "done", 1.0)
     return {
         "cases": {
             model: {way: _summary(each, ways[PLAIN]) for way, each in ways.items()} for model, ways in found.items()
@@ -134,12 +132,10 @@ def _same(batch: Any) -> Any:
 
 
 def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) -> dict[str, Any]:
-    ratios = sorted(ours / theirs for (ours, _), (theirs, _) in zip(each, plain, strict=True))
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     losses = [loss for _, loss in each]
     return {
         "samples_per_s": statistics.median(speed for speed, _ in each),
-        "of_plain": [middle, low, high],
+        "of_plain": Spread.ratio([speed for speed, _ in each], [speed for speed, _ in plain]).three,
         "loss": statistics.median(losses),
         "loss_range": [min(losses), max(losses)],
     }
@@ -148,16 +144,15 @@ def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) 
 def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     for model, ways in result["cases"].items():
-        title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"
-        table = table_of(title, ("", "samples/s", f"of {PLAIN}", "held-out loss"))
-        for way, row in ways.items():
-            middle, low, high = row["of_plain"]
-            least, most = row["loss_range"]
-            table.add_row(
+        rows = [
+            (
                 way,
                 f"{row['samples_per_s']:,.0f}",
-                f"{middle:.2f} × [{low:.2f} … {high:.2f}]",
-                f"{row['loss']:.4f} ({least:.4f} … {most:.4f})",
+                shown(row["of_plain"], unit=" ×"),
+                shown([row["loss"], *row["loss_range"]], ".4f"),
             )
-        found.append(table)
+            for way, row in ways.items()
+        ]
+        title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"
+        found.append(table_of(title, ("", "samples/s", f"of {PLAIN}", "held-out loss"), rows))
     return found

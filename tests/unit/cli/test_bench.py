@@ -110,4 +110,5 @@ def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
     monkeypatch.setattr(progress, "lines", partial(progress.lines, clock=lambda: now_s))
     assert uneven("bench", "faults", "--quick") == 0
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"uneven: fault {done} of 7, {wrong} wrong" for done, wrong in ((3, 1), (6, 2), (7, 3))]
+    takes = "uneven: bench faults takes about a minute and a half"
+    assert said == [takes, *(f"uneven: fault {done} of 7, {wrong} wrong" for done, wrong in ((3, 1), (6, 2), (7, 3)))]

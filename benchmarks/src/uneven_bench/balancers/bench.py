@@ -14,15 +14,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from uneven.policy.balance import balancers
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView, Observation
 from uneven.policy.predict import predictors
 from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
+from uneven_bench.harness.show import Progress, bold, table_of
 
 ITERATIONS = 400
 SETTLED = 100  # the last iterations of a run, in which it should have settled
@@ -30,7 +29,7 @@ NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic")
 _RAREST = 8
 
 
-def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Return the share of the best that each balancer reaches. Result: ``of_best``: case → balancer → share over the
     whole run, 1 is perfect; ``settled``: the same over its last ``settled_iterations``; ``about``: case → description;
     ``noise``; ``seeds``: runs in each mean; ``best``: case → the balancer with the largest share over the whole run."""
@@ -111,17 +110,17 @@ def loop(
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    shown = []
+    found = []
     last = f"its last {result['settled_iterations']} iterations"
     for key, words in (("of_best", "the whole run"), ("settled", last)):
+        rows = [
+            (
+                case,
+                f"{result['noise'][case]:.0%}",
+                *(bold(f"{one:.3f}", one == max(row.values())) for one in row.values()),
+            )
+            for case, row in result[key].items()
+        ]
         title = f"Share of the best split's speed over {words}, mean of {result['seeds']} runs"
-        table = Table(title=title, box=SIMPLE_HEAD)
-        names = next(iter(result[key].values()))
-        for heading in ("case", "noise", *names):
-            table.add_column(heading, justify="left" if heading == "case" else "right")
-        for case, row in result[key].items():
-            best = f"{max(row.values()):.3f}"
-            cells = (f"{value:.3f}" for value in row.values())
-            table.add_row(case, f"{result['noise'][case]:.0%}", *(Text(c, "bold") if c == best else c for c in cells))
-        shown.append(table)
-    return shown
+        found.append(table_of(title, ("case", "noise", *next(iter(result[key].values()))), rows))
+    return found

@@ -17,7 +17,6 @@ from uneven_bench.elastic import arms, cases, figures
 from uneven_bench.elastic.cases import (
     CUT,
     NAMES,
-    OURS,
     OVERHEAD,
     QUICK,
     SIZES,
@@ -29,11 +28,12 @@ from uneven_bench.elastic.cases import (
 )
 from uneven_bench.elastic.figures import JudgedRun
 from uneven_bench.elastic.machines import Machines, why_no_machines
+from uneven_bench.elastic.page import tables as tables
 from uneven_bench.elastic.play import Played, playing
 from uneven_bench.elastic.spot import spot
 from uneven_bench.elastic.turns import overhead
 from uneven_bench.elastic.workload import CountedWorkload
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 SEED = 30
 
@@ -41,29 +41,30 @@ _BETWEEN_FAULTS_S = 10.0  # the mean time between faults, for torchrun's checkpo
 
 
 def run(
-    quick: bool, progress: Progress, seed: int = SEED, only: str | None = None, description: str | None = None
+    quick: bool, progress: Progress, seed: int | None = None, case: str | None = None, trace: str | None = None
 ) -> dict[str, Any]:
-    """Play the cases. ``seed``: draws the faults; ``only``: the single case to play; ``description``: the cluster
+    """Play the cases. ``seed``: draws the faults; ``case``: the single one to play; ``trace``: the cluster
     description whose machines come and go in the spot cases; None is our usual record. Result: ``faults`` (of ours),
     ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s`` (kind → median seconds beyond a step, of
     ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷ without), ``goodput`` (ours, of the present
     capacity), ``goodput_vs_torchrun``, ``goodput_vs_torchft``; ``cases`` with all measurements, by case and arm;
     ``left_out``: arm or case → reason; ``versions``. None means not measured. Raises UnknownNameError: unknown
     case."""
-    if only is not None and only not in (*NAMES, *TOGETHER):
-        raise UnknownNameError("case", only, (*NAMES, *TOGETHER))
-    names = TOGETHER.get(only, (only,)) if only else QUICK if quick else NAMES
-    left_out = {arm: why for arm in (OURS, TORCHFT) if (why := arms.missing(arm))}
+    seed = SEED if seed is None else seed
+    if case is not None and case not in (*NAMES, *TOGETHER):
+        raise UnknownNameError("case", case, (*NAMES, *TOGETHER))
+    names = TOGETHER.get(case, (case,)) if case else QUICK if quick else NAMES
+    left_out = {arm: why for arm in (TORCHFT,) if (why := arms.missing(arm))}
     found: dict[str, dict[str, Any]] = {}
     rates: dict[int, float] = {}
     for name in names:
         with tempfile.TemporaryDirectory(prefix="uneven-elastic-") as parent:
             folders = _folders(Path(parent))
             if name == OVERHEAD:
-                found[name] = {} if OURS in left_out else overhead(quick, folders, progress)
+                found[name] = overhead(quick, folders, progress)
             elif name in SPOT:
                 arm = SPOT[name]
-                played = {} if arm in left_out else spot(arm, quick, seed, rates, folders, progress, description)
+                played = {} if arm in left_out else spot(arm, quick, seed, rates, folders, progress, trace)
                 found[name] = played
             elif name == CUT and (why := why_no_machines()):
                 left_out[CUT], found[name] = why, {}
@@ -87,9 +88,10 @@ def faults(
         folder, sync = next(folders), case.syncs[number] if case.syncs else "bsp"
         # One more machine for each newcomer: a machine that was cut off is not used again.
         machines = Machines(case.workers + len(due)) if case.name == CUT else None
+        more = {"sync": sync} if case.syncs else {}
         arm = arms.make(
-            name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines,
-            silence_s=case.silence_s, restarts=case.restarts, **({"sync": sync} if case.syncs else {}),
+            name, workload=workload, folder=folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S,
+            machines=machines, silence_s=case.silence_s, restarts=case.restarts, **more,
         )  # fmt: skip
         played = _played(arm, case, due, sync, Random(f"{seed}/{number}"), told)
         runs.setdefault(name, []).append(figures.of(played, workload, folder, sync))

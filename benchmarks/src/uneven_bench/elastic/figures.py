@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TOR
 from uneven_bench.elastic.play import FaultEvent, Played
 from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.workload import CountedWorkload
+
+Book = TypeVar("Book")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,76 +38,53 @@ class JudgedRun:
 
 
 def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp") -> JudgedRun:
-    """Judge a run from the files in its folder."""
-    if at_own_pace(sync):
-        return _of_updates(played, workload, folder, sync)
-    if sync != "bsp":
-        return _of_merges(played, workload, folder, sync)
+    """Judge a run from the files in its folder. With a parameter server two runs differ, so nothing is replayed."""
     steps = logs.history(played.logs)
     hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
     moments = judge.progress(played.logs, hurt)
-    return JudgedRun(
-        played=played,
-        ledger=judge.ledger(steps, workload.samples, workload.global_batch),
-        pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
-        step_s=judge.step_s(moments),
-        steps=len(steps),
-        wrong=tuple(_wrong(played, steps, judge.disagreements(played.logs), "steps")),
-        replay_error=_replayed(workload, steps, played, folder) if workload.double and played.over else None,
-    )
-
-
-def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
-    """Judge a run whose replicas are merged now and then."""
-    books = _books(folder)
     ended = [log.pid for log in played.logs if log.digest]
-    merged = merges.merged(played.logs, books)
-    apart = [number for number, those in merges.held(books, ended).items() if len(those) > 1]
-    kept = merges.history(merged, merges.in_the_end(merged, books, ended))
-    steps = logs.history(played.logs)
-    hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
-    moments = judge.progress(played.logs, hurt)
+    again = workload.double and played.over and ended
     replayed = rounding = None
-    if workload.double and played.over and ended:
-        wanted = replay_merges(workload, sync, played.logs, books, merged)
-        replayed = max(error(torch.load(folder / f"weights-{pid}.pt"), wanted[pid]) for pid in ended)
-        other = replay_merges(workload, sync, played.logs, books, merged, backwards=True)
-        rounding = max(error(other[pid], wanted[pid]) for pid in ended)
+    if at_own_pace(sync):
+        given = _books(folder, "updates", updates.read)
+        counted, apart, what = updates.history(played.logs, given), updates.disputed(given), "lost workers"
+    elif sync == "bsp":
+        counted, apart, what = steps, judge.disagreements(played.logs), "steps"
+        if again:
+            replayed = _error(folder, dict.fromkeys(ended, replay(workload, steps)))
+    else:
+        books = _books(folder, "merges", merges.read)
+        merged = merges.merged(played.logs, books)
+        counted = merges.history(merged, merges.in_the_end(merged, books, ended))
+        apart = [number for number, those in merges.held(books, ended).items() if len(those) > 1]
+        what = "merges"
+        if again:
+            wanted = replay_merges(workload, sync, played.logs, books, merged)
+            other = replay_merges(workload, sync, played.logs, books, merged, backwards=True)
+            replayed = _error(folder, wanted)
+            rounding = max(error(other[pid], wanted[pid]) for pid in ended)
+    wrong = _wrong(played, steps, apart, what)
     return JudgedRun(
         played=played,
-        ledger=judge.ledger(kept, workload.samples, workload.global_batch),
+        ledger=judge.ledger(counted, workload.samples, workload.global_batch),
         pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
         step_s=judge.step_s(moments),
-        steps=len(steps),
-        wrong=tuple(f"{sync}: {one}" for one in _wrong(played, steps, apart, "merges")),
+        steps=len(counted if at_own_pace(sync) else steps),
+        wrong=tuple(wrong if sync == "bsp" else (f"{sync}: {one}" for one in wrong)),
         replay_error=replayed,
         sync=sync,
         replay_rounding=rounding,
     )
 
 
-def _of_updates(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
-    """Judge a run with a parameter server: two such runs differ, so nothing is replayed."""
-    found = (updates.read(path.read_text().splitlines(keepends=True)) for path in folder.glob("updates-*.jsonl"))
-    books = [one for one in found if one is not None]
-    kept, steps = updates.history(played.logs, books), logs.history(played.logs)
-    hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
-    moments = judge.progress(played.logs, hurt)
-    return JudgedRun(
-        played=played,
-        ledger=judge.ledger(kept, workload.samples, workload.global_batch),
-        pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
-        step_s=judge.step_s(moments),
-        steps=len(kept),
-        wrong=tuple(f"{sync}: {one}" for one in _wrong(played, steps, updates.disputed(books), "lost workers")),
-        replay_error=None,
-        sync=sync,
-    )
-
-
-def _books(folder: Path) -> list[merges.MergeLog]:
-    found = (merges.read(path.read_text().splitlines(keepends=True)) for path in folder.glob("merges-*.jsonl"))
+def _books(folder: Path, kind: str, read: Callable[[Iterable[str]], Book | None]) -> list[Book]:
+    found = (read(path.read_text().splitlines(keepends=True)) for path in folder.glob(f"{kind}-*.jsonl"))
     return [one for one in found if one is not None]
+
+
+def _error(folder: Path, wanted: Mapping[int, Sequence[torch.Tensor]]) -> float:
+    """Return the largest error of the final parameters of some processes."""
+    return max(error(torch.load(folder / f"weights-{pid}.pt"), each) for pid, each in wanted.items())
 
 
 def _wrong(played: Played, steps: Sequence[logs.LoggedStep], apart: Sequence[int], what: str) -> list[str]:
@@ -121,16 +100,6 @@ def _wrong(played: Played, steps: Sequence[logs.LoggedStep], apart: Sequence[int
     if played.woke["hung"]:
         found.append(f"{played.woke['hung']} stopped workers hung when they were let go on")
     return found
-
-
-def _replayed(
-    workload: CountedWorkload, steps: Sequence[logs.LoggedStep], played: Played, folder: Path
-) -> float | None:
-    ended = [log.pid for log in played.logs if log.digest]
-    if not ended:
-        return None
-    wanted = replay(workload, steps)
-    return max(error(torch.load(folder / f"weights-{pid}.pt"), wanted) for pid in ended)
 
 
 def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT
-from uneven_bench.show import table_of
+from uneven_bench.harness.show import bold, table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -23,30 +22,30 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def _faults(name: str, case: dict[str, dict[str, Any]]) -> Table:
     kinds = [kind for kind in KINDS if any(kind in one["pause_s"] for one in case.values())]
-    shown = Table(
-        title=f"{name}: pause beyond a usual step, seconds, median (worst)",
-        caption="lost, twice: samples of epochs that were over; ended: survivors that a fault ended; † nobody went on",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    for heading in ("", *kinds, "step", "lost", "twice", "steps more", "ended", "replay"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    rows: list[tuple[Any, ...]] = []
     for arm, one in case.items():
         replayed = one["replay_error"]
-        shown.add_row(
-            Text(arm, "bold" if arm == OURS else ""),
-            *(_pause(one["pause_s"].get(kind)) for kind in kinds),
-            f"{1e3 * one['step_s']:.0f} ms",
-            str(one["lost"]),
-            str(one["twice"]),
-            str(one["more_steps"]),
-            str(one["survivors_ended"]),
-            "" if replayed is None else f"{replayed:.1e}",
+        rows.append(
+            (
+                bold(arm, arm == OURS),
+                *(_pause(one["pause_s"].get(kind)) for kind in kinds),
+                f"{1e3 * one['step_s']:.0f} ms",
+                one["lost"],
+                one["twice"],
+                one["more_steps"],
+                one["survivors_ended"],
+                "" if replayed is None else f"{replayed:.1e}",
+            )
         )
-        for wrong in one["wrong"]:
-            shown.add_row(Text(f"  {wrong}", "red"))
-    return shown
+        rows += [(Text(f"  {wrong}", "red"),) for wrong in one["wrong"]]
+    return table_of(
+        f"{name}: pause beyond a usual step, seconds, median (worst)",
+        ("", *kinds, "step", "lost", "twice", "steps more", "ended", "replay"),
+        rows,
+        collapse_padding=True,
+        pad_edge=False,
+        caption="lost, twice: samples of epochs that were over; ended: survivors that a fault ended; † nobody went on",
+    )
 
 
 def _pause(of: dict[str, Any] | None) -> str:
@@ -61,60 +60,53 @@ def _pause(of: dict[str, Any] | None) -> str:
 
 def _spot(spots: dict[str, dict[str, Any]]) -> Table:
     one = next(iter(spots.values()))
-    shown = Table(
-        title=f"Spot machines: {one['changes']} comings and goings in {one['seconds']:.0f} s, 2 … {one['most']} there",
-        caption=f"after {one['record']}; goodput: useful samples ÷ those of DDP, undisturbed, on the machines there",
-        box=SIMPLE_HEAD,
-    )
-    for heading in ("", "goodput", "samples", "lost", "twice", "steps more", ""):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
-    for arm, each in spots.items():
-        shown.add_row(
-            Text(arm, "bold" if arm == OURS else ""),
+    rows = [
+        (
+            bold(arm, arm == OURS),
             f"{each['goodput']:.3f}",
             f"{each['useful']:,}",
-            *map(str, (each["lost"], each["twice"], each["more_steps"])),
+            each["lost"],
+            each["twice"],
+            each["more_steps"],
             "" if each["lived"] else "nobody was left",
         )
-    return shown
+        for arm, each in spots.items()
+    ]
+    return table_of(
+        f"Spot machines: {one['changes']} comings and goings in {one['seconds']:.0f} s, 2 … {one['most']} there",
+        ("", "goodput", "samples", "lost", "twice", "steps more", ""),
+        rows,
+        caption=f"after {one['record']}; goodput: useful samples ÷ those of DDP, undisturbed, on the machines there",
+    )
 
 
 def _overhead(overheads: dict[str, dict[str, Any]]) -> Table:
-    shown = table_of(
-        "Nothing happens: step time with --elastic ÷ without, paired", ("", "ratio", "least … most", "with", "without")
-    )
-    for size, one in overheads.items():
-        with_s, without_s = one["step_s"]
-        shown.add_row(
+    rows = [
+        (
             size,
             f"{one['ratio']:.3f}",
             f"{min(one['ratios']):.2f} … {max(one['ratios']):.2f}",
-            f"{1e3 * with_s:.1f} ms",
-            f"{1e3 * without_s:.1f} ms",
+            *(f"{1e3 * step_s:.1f} ms" for step_s in one["step_s"]),
         )
-    return shown
+        for size, one in overheads.items()
+    ]
+    title = "Nothing happens: step time with --elastic ÷ without, paired"
+    return table_of(title, ("", "ratio", "least … most", "with", "without"), rows)
 
 
 def _short(result: dict[str, Any]) -> Table:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    shown = Table(title=f"In short ({versions})", box=SIMPLE_HEAD, show_header=False)
-    shown.add_column("")
-    shown.add_column("", justify="right")
-    for arm, why in result["left_out"].items():
-        shown.add_row(Text(f"{arm} is left out: {why}"), "")
-    rows = {
-        "faults of ours": result["faults"],
-        "samples lost, used twice": None if result["lost"] is None else f"{result['lost']}, {result['twice']}",
-        "replay error": _number(result["replay_error"], ".1e"),
-        "goodput": _number(result["goodput"], ".3f"),
-        "goodput ÷ torchrun's": _number(result["goodput_vs_torchrun"], ".2f"),
-        "goodput ÷ torchft's": _number(result["goodput_vs_torchft"], ".2f"),
-    }
-    for name, value in rows.items():
-        if value is not None:
-            shown.add_row(name, str(value))
-    return shown
-
-
-def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
+    rows = [(f"{arm} is left out: {why}", "") for arm, why in result["left_out"].items()]
+    if result["faults"] is not None:
+        rows.append(("faults of ours", str(result["faults"])))
+    if result["lost"] is not None:
+        rows.append(("samples lost, used twice", f"{result['lost']}, {result['twice']}"))
+    for key, words, form in (
+        ("replay_error", "replay error", ".1e"),
+        ("goodput", "goodput", ".3f"),
+        ("goodput_vs_torchrun", "goodput ÷ torchrun's", ".2f"),
+        ("goodput_vs_torchft", "goodput ÷ torchft's", ".2f"),
+    ):
+        if result[key] is not None:
+            rows.append((words, format(result[key], form)))
+    return table_of(f"In short ({versions})", ("", ""), rows, show_header=False)

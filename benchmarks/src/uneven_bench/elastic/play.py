@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,7 +18,7 @@ from uneven_bench.elastic.logs import WorkerLog
 from uneven_bench.elastic.orders import Logs, Orders, Tail, exists, now_s
 from uneven_bench.elastic.trace import SpotTrace
 from uneven_bench.forked.scripts import Script
-from uneven_bench.marked import running
+from uneven_bench.harness.marked import running, sweep
 
 _LOOK_EVERY_S = 0.01
 _STARTS_WITHIN_S = 90.0
@@ -339,13 +338,3 @@ def playing(arm: ElasticArm, **orders: Any) -> Iterator[Player]:
         sweep(arm.folder)
         if arm.machines is not None:
             arm.machines.close()
-
-
-def sweep(folder: Path) -> None:
-    """Kill all remaining processes of a run."""
-    # A process may fork while the list is made, so look until none is left.
-    while left := list(running(folder)):
-        for one in left:
-            with suppress(OSError):
-                os.kill(one.pid, signal.SIGKILL)
-        time.sleep(_LOOK_EVERY_S)

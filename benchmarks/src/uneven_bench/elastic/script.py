@@ -24,8 +24,7 @@ _SAVED = 3  # saves before the interval is chosen by their median
 def ours(task: ElasticTask) -> None:
     """Train as any script under uneven, and log for the bench."""
     import uneven
-    from uneven_bench.elastic.book import MergeBook
-    from uneven_bench.elastic.update_book import UpdateBook
+    from uneven_bench.elastic.book import MergeBook, UpdateBook
 
     worker = LoggedWorker(task)
     own_pace = at_own_pace(task.told["sync"])

@@ -15,7 +15,7 @@ from uneven_bench.elastic import arms, judge, logs, trace
 from uneven_bench.elastic.cases import CHANGES, CHANGES_QUICK, SPOT_QUICK_S, SPOT_S, STEADY
 from uneven_bench.elastic.play import playing
 from uneven_bench.elastic.workload import CountedWorkload
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 STAY = 2  # machines that are always present
 _FILE = "traces/spot_traces.npz"
@@ -80,9 +80,8 @@ def spot(
     for count in (count for count in sizes if count not in rates):
         progress(phase, f"undisturbed, {count} workers", 0.0)
         rates[count] = _undisturbed(workload, count, _STEADY_QUICK_S if quick else _STEADY_S, next(folders))
-    arm = arms.make(
-        name, workload, next(folders), least=STAY, most=plan.most, between_faults_s=seconds / len(plan.changes)
-    )
+    limits = {"least": STAY, "most": plan.most, "between_faults_s": seconds / len(plan.changes)}
+    arm = arms.make(name, workload=workload, folder=next(folders), **limits)
     with playing(arm) as player:
         progress(phase, "starts", 0.0)
         player.start(STAY)
@@ -103,7 +102,7 @@ def spot(
 
 def _undisturbed(workload: CountedWorkload, workers: int, seconds: float, folder: Path) -> float:
     """Return the samples/s of DDP without faults."""
-    arm = arms.make(STEADY, workload, folder, least=workers, most=workers, between_faults_s=0.0)
+    arm = arms.make(STEADY, workload=workload, folder=folder, least=workers, most=workers, between_faults_s=0.0)
     with playing(arm) as player:
         player.start(workers, ready=_READY)
         player.wait(lambda: False, seconds)

@@ -15,7 +15,7 @@ from uneven_bench.elastic.arms import UnevenArm
 from uneven_bench.elastic.cases import DEMO, SIZES, UNDISTURBED
 from uneven_bench.elastic.play import Player, playing
 from uneven_bench.elastic.workload import CountedWorkload
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 _WARM = 10
 _ROUND_WITHIN_S = 120.0
@@ -54,7 +54,9 @@ def _paired(
     with ExitStack() as stack:
         players = []
         for elastic in (True, False):
-            arm = UnevenArm(workload, next(folders), elastic=elastic, least=2, most=workers, between_faults_s=0.0)
+            arm = UnevenArm(
+                workload=workload, folder=next(folders), elastic=elastic, least=2, most=workers, between_faults_s=0.0
+            )
             player = stack.enter_context(playing(arm, until=_WARM))
             player.start(workers, ready=_WARM - 1)
             players.append(player)

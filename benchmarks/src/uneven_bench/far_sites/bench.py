@@ -29,7 +29,7 @@ from uneven_bench.far_sites.cases import (
 )
 from uneven_bench.far_sites.cases import learning as learning_cases
 from uneven_bench.far_sites.page import tables
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 __all__ = ["CASES", "run", "tables"]
 
@@ -37,7 +37,7 @@ CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_si
 TOLERANCE = 0.05
 
 
-def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> dict[str, Any]:
+def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
     """All cases, or one. ``data``: digits or fashion-mnist, in addition to CIFAR-10 and text; ``case``: one of
     ``CASES``. Returns the object that ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key. Raises
     UnknownNameError: no such case. ConfigError: this machine cannot play the case. DataError: its data are not on this
@@ -47,22 +47,22 @@ def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> d
     wanted = CASES if case is None else (case,)
     found: dict[str, Any] = {"left_out": {}}
     if "filter" in wanted:
-        told("filter", "ten million entries", 0.0)
+        progress("filter", "ten million entries", 0.0)
         found["filter_10m_ms"] = filters.median(3 if quick else 9)
     found["virtual"] = {
-        name: learning.play(one, told) for name, one in _learning(quick, data, wanted, found["left_out"]).items()
+        name: learning.play(one, progress) for name, one in _learning(quick, data, wanted, found["left_out"]).items()
     }
-    found["emulated"] = _emulated(quick, data, wanted, told, found["left_out"], asked=case is not None)
+    found["emulated"] = _emulated(quick, data, wanted, progress, found["left_out"], asked=case is not None)
     samples = 4_000 if quick else 10_000
     if "skew" in wanted:
         runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 300)
         names = (BSP, "gaia 20%", "fedavg 20") if quick else tuple(SKEWED)
-        found["accuracy"] = skewed.accuracies(runs, QUICK_SKEWS if quick else SKEWS, names, told)
+        found["accuracy"] = skewed.accuracies(runs, QUICK_SKEWS if quick else SKEWS, names, progress)
     if "scout" in wanted:
         runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 600)
         found["scout"] = skewed.scouted(
             runs,
-            told,
+            progress,
             period=10 if quick else 50,
             tolerance=TOLERANCE,
             seeds=1,

@@ -15,7 +15,8 @@ from uneven.policy.core.records import LineRecord, Record, ScalarRecord
 from uneven.policy.sync import policies
 from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
-from uneven_bench.show import Progress
+from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.show import Progress
 
 TARGET = 0.5  # the part of BSP's steps after which its loss is the target of the others
 
@@ -76,10 +77,9 @@ def play(case: LearningCase, told: Progress) -> dict[str, Any]:
     """All policies in all worlds with all seeds, the policies in turns; world → what came of it. Raises DataError: the
     task's data are not on this machine."""
     maker, known = make(case.task, case.samples), worlds()
-    jobs = [(seed, name, policy) for seed in range(case.seeds) for name in case.worlds for policy in case.policies]
     curves: dict[str, dict[str, list[list[LossPoint]]]] = {name: {p: [] for p in case.policies} for name in case.worlds}
-    for number, (seed, name, policy) in enumerate(jobs):
-        told(f"{case.task}, in virtual time", f"{name}, {policy}", number / len(jobs))
+    phase = f"{case.task}, in virtual time"
+    for seed, name, policy in in_turns(told, phase, range(case.seeds), case.worlds, case.policies):
         points = learn(known[name], POLICIES[policy], maker(seed), case.steps, case.every, seed)
         curves[name][policy].append(points)
     return {name: summarize(each, case.steps, case.every) for name, each in curves.items()}

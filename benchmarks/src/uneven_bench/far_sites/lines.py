@@ -7,11 +7,10 @@ and the other steps run on free lines; the time to a loss is the product.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -20,17 +19,15 @@ from typing import Any
 from uneven.cluster.pure.describe.spec import SiteLink, steady
 from uneven_bench.far_sites.cases import BSP
 from uneven_bench.far_sites.learning import TARGET
-from uneven_bench.lb_bsp.stage import play as stage
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.worker import staged
 from uneven_bench.sync.cases import SyncCase, package_of
-from uneven_bench.sync.worker import RESULTS, write_task
 
 _WORKER = "uneven_bench.sync.worker"
 
 
 def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str, Any]:
     """One world. Raises LaunchError: a worker died."""
-    directory.mkdir(parents=True)
     needed = {name: package_of(who) for name, who in case.arms.items()}
     missing = sorted({one for one in needed.values() if one and find_spec(one) is None})
     case = replace(case, arms={name: who for name, who in case.arms.items() if needed[name] not in missing})
@@ -38,9 +35,8 @@ def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str
         SiteLink(between=(here, there), bit_per_s=steady(mbit * 1e6), latency_s=latency_s)
         for here, there, mbit, latency_s in case.lines
     ]
-    write_task(directory, case, data)
-    stage(directory, _WORKER, case.workers, isolated=True, said=told, sites=case.sites, links=links)
-    result = json.loads((directory / RESULTS).read_text())
+    task = {"what": case.name, "case": asdict(case), "data": data}
+    result = staged(directory, _WORKER, task, case.workers, isolated=True, said=told, sites=case.sites, links=links)
     return {**summarize(result["arms"]), "left_out": [f"{one} is not installed" for one in missing]}
 
 

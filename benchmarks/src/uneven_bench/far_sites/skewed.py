@@ -24,7 +24,7 @@ from uneven.policy.skew import partitions
 from uneven.policy.sync import Scout, SyncPolicy, policies
 from uneven_bench.far_sites.cases import BSP, NORMS, PART_BATCH, PARTS, SCOUT_SKEWS, SKEWED, five_sites
 from uneven_bench.far_sites.tasks import LossTask, NormalizedTask, lenet, small_images
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 _RATE = 0.03
 _LAST = 2  # evaluations whose mean accuracy counts

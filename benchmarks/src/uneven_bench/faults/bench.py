@@ -16,13 +16,12 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import ConfigError
 from uneven_bench.faults.cases import FaultCase, draw
 from uneven_bench.faults.play import PlayedFault, play
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress, table_of
 
 FAULTS, FEW = 200, 24
 SEED = 28
@@ -31,12 +30,13 @@ _LOOK_EVERY_S = 0.05
 _SHOWN = 1500  # characters from the end of the output of a failed run
 
 
-def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, seed: int | None = None, only: str | None = None) -> dict[str, Any]:
     """Play 200 faults, some at a time; with ``quick``, 24. ``seed``: draws the cases; ``only``: the number of one case,
     or "K-L" for several in a row. Result: ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``,
     ``missed`` (the culprit never came to its step), ``longest_s``, ``kinds`` (the number of each), and ``wrong``: for
     each wrong end its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``. Raises ConfigError:
     there are no such cases."""
+    seed = SEED if seed is None else seed
     numbers = range(FEW if quick else FAULTS) if only is None else _numbers(only)
     played = play_all([draw(seed, number) for number in numbers], progress)
     bad = [one for one in played if one.wrong]
@@ -99,11 +99,9 @@ def _side_by_side() -> int:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        (f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
+        for one in result["wrong"]
+    ]
     counts = f"{result['right']} of {result['faults']} as they have to end, {result['resumed']} resumed"
-    table = Table(title=f"Faults, seed {result['seed']}: {counts}", box=SIMPLE_HEAD, show_lines=True)
-    table.add_column("replay")
-    table.add_column("case")
-    table.add_column("wrong")
-    for one in result["wrong"]:
-        table.add_row(f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
-    return [table]
+    return [table_of(f"Faults, seed {result['seed']}: {counts}", ("replay", "case", "wrong"), rows, show_lines=True)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -17,7 +15,7 @@ import torch
 from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
 from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
 from uneven_bench.forked.scripts import Script
-from uneven_bench.marked import MARK, running
+from uneven_bench.harness.marked import own_environment, running
 
 _IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "uneven_bench.faults.script", "rich.console")
 """Modules that each launcher or worker would import; the forked parent imports them once."""
@@ -138,13 +136,7 @@ class _Life:
         words = ["-m", "uneven_bench.forked.run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
         words += ["--sync", case.sync, "--balance", balance, "--timeout", case.timeout_s]
         words += ["-m", "uneven_bench.faults.script", json.dumps(told)]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("UNEVEN_")},
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(self._temporary),
-            MARK: str(self._work),
-        }
+        environment = own_environment(self._work, self._temporary)
         return Script(words, cwd=self._work, env=environment, merged=True, imported=_IMPORTED)
 
     def _awaited(self, script: Script, began_s: float) -> Waiting:

@@ -26,7 +26,8 @@ from uneven_bench.fleet.baseline import baseline
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
-from uneven_bench.show import Progress, table_of
+from uneven_bench.harness.figures import in_turns, shown
+from uneven_bench.harness.show import Progress, table_of
 
 SLOTS = 2
 METHODS = {
@@ -99,15 +100,12 @@ def measure(
     have as many preprocessors as the baseline has loader processes."""
     methods = methods or methods_here()
     found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
-    jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
-    for number, (repeat, case, name) in enumerate(jobs):
-        progress("training", f"{case}: {name}", number / len(jobs))
+    for repeat, case, name in in_turns(progress, "training", range(repeats), cases, methods):
         order = list(WIDTHS)
         random.Random(repeat).shuffle(order)
         # Seeds are the repeats' numbers, the same for all methods.
         asked = ensemble(data, case, tuple(order), samples=samples, epochs=epochs, seed=repeat)
         found[case][name].append(_train(name, asked, {one: rates[one] for one in order}))
-    progress("training", "done", 1.0)
     return {
         "rates_per_s": rates,
         "slots": SLOTS,
@@ -208,36 +206,41 @@ def _speedup(over: str) -> str:
 
 
 _HEADINGS = (
-    "took", *_COMPARED.values(), "preprocessing", "saved ×", "share", "waiting", "rounds", "checkpoints", "accuracy",
-)  # fmt: skip
+    "took",
+    *_COMPARED.values(),
+    "preprocessing",
+    "saved ×",
+    "share",
+    "waiting",
+    "rounds",
+    "checkpoints",
+    "accuracy",
+)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    shown = []
-    for case, found in result["cases"].items():
+    found = []
+    for case, each in result["cases"].items():
         title = (
             f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
             f"{result['slots']} slots; the plan takes {result['plan_gap_to_optimal']:.0%} longer than the best rounds"
         )
-        table = table_of(title, ("method", *_HEADINGS))
-        for name, one in found["methods"].items():
-            speedups = (found[_speedup(over)].get(name) for over in _COMPARED)
-            table.add_row(
-                name,
-                f"{one['wall_s']:.1f} s{_around(one['wall_range_s'], '.1f')}",
-                *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
-                f"{one['preprocess_cpu_s']:.1f} s",
-                f"{found['preprocess_saving'][name]:.2f}",
-                f"{one['sharing']:.1f}",
-                f"{one['wait_share']:.0%}",
-                f"{one['rounds']:.0f}",
-                f"{one['checkpoint_share']:.1%}",
-                f"{one['accuracy']:.1%}{_around(one['accuracy_range'], '.1%')}",
+        rows = []
+        for name, one in each["methods"].items():
+            speedups = (each[_speedup(over)].get(name) for over in _COMPARED)
+            rows.append(
+                (
+                    name,
+                    shown([one["wall_s"], *one["wall_range_s"]], ".1f", " s"),
+                    *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
+                    f"{one['preprocess_cpu_s']:.1f} s",
+                    f"{each['preprocess_saving'][name]:.2f}",
+                    f"{one['sharing']:.1f}",
+                    f"{one['wait_share']:.0%}",
+                    f"{one['rounds']:.0f}",
+                    f"{one['checkpoint_share']:.1%}",
+                    shown([one["accuracy"], *one["accuracy_range"]], ".1%"),
+                )
             )
-        shown.append(table)
-    return shown
-
-
-def _around(ends: list[float], form: str) -> str:
-    low, high = ends
-    return f" [{low:{form}} … {high:{form}}]" if high > low else ""
+        found.append(table_of(title, ("method", *_HEADINGS), rows))
+    return found

@@ -28,7 +28,7 @@ from uneven.fleet.engine.fleet_run import run as train
 from uneven.fleet.engine.fleet_state import RunState, folders, load
 from uneven.fleet.member import member_checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 KINDS = ("run", "member", "preprocessor")
 MOST_STARTS = 5

@@ -37,6 +37,8 @@ from uneven_bench.fleet_plan.page import plan_page
 from uneven_bench.fleet_plan.page import tables as tables
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
+from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.show import Progress
 
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000
@@ -65,7 +67,7 @@ METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
 """Name → planner from the believed rates, the number of devices and a seed."""
 
 
-def run(quick: bool, progress: Callable[[str, str, float], None], report: Path | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str, Any]:
     """Play every method on every ensemble. ``report``: HTML file for pictures of plans for a small ensemble. Returns
     ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
     ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples), ``gap_to_bound``,
@@ -74,15 +76,12 @@ def run(quick: bool, progress: Callable[[str, str, float], None], report: Path |
     ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, the case that those rounds are best for;
     ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → description."""
     devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
-    rounds = len(KINDS) * len(devices)
     kinds: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in KINDS}
-    for done, (name, count) in enumerate((name, count) for name in KINDS for count in devices):
-        progress("100 members", f"{name}, {count} devices", done / rounds)
+    for name, count in in_turns(progress, "100 members", KINDS, devices):
         found = [_draw(name, count, seed) for seed in range(draws)]
         kinds[name][str(count)] = {
             method: {key: median([one[method][key] for one in found]) for key in found[0][method]} for method in METHODS
         }
-    progress("100 members", "done", 1.0)
     gaps, greedy = _small_gaps(small, progress)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -157,9 +156,7 @@ def _pictures() -> str:
     return plan_page(work, {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN})
 
 
-def _small_gaps(
-    ensembles: int, progress: Callable[[str, str, float], None]
-) -> tuple[dict[str, list[float]], list[float]]:
+def _small_gaps(ensembles: int, progress: Progress) -> tuple[dict[str, list[float]], list[float]]:
     """Return each method's excess time over the best rounds; and that of FLEET's flotillas when each runs to its end.
     Checkpoints are free, as in the paper's objective, and all rates are known."""
     gaps: dict[str, list[float]] = {name: [] for name in METHODS}
@@ -176,9 +173,7 @@ def _small_gaps(
     return gaps, greedy
 
 
-def _profile_errors(
-    devices: Sequence[int], draws: int, progress: Callable[[str, str, float], None]
-) -> dict[str, dict[str, dict[str, float]]]:
+def _profile_errors(devices: Sequence[int], draws: int, progress: Progress) -> dict[str, dict[str, dict[str, float]]]:
     """Return the cost of a wrong profile for FLEET-G, and the rest of it with a learning planner."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for done, error in enumerate(ERRORS):

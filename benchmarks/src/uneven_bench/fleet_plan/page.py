@@ -11,7 +11,7 @@ from uneven.journal.report.page import Page
 from uneven.journal.report.pure.gantt import Span, gantt
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome
-from uneven_bench.show import table_of
+from uneven_bench.harness.show import table_of
 
 NAMES = {
     "baseline": "one pipeline per member (Baseline)",

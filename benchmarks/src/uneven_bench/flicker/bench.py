@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
 
 from uneven.policy.balance import balancers
 from uneven_bench.flicker.play import flicker, together
+from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.rivals.bench import recordings
 from uneven_bench.rivals.cases import ITERATIONS, Table, cases
 from uneven_bench.rivals.loops import RivalOutcome, oracle, ours
@@ -21,7 +20,7 @@ from uneven_bench.rivals.loops import RivalOutcome, oracle, ours
 HELD = (25, 5, 2)
 
 
-def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Play all cases. Result: ``flicker``: recording → iterations that a load stays → arm → share of the limit, which
     knows each iteration's load before; ``rivals``: the cases of ``uneven bench rivals`` the same way. Means over
     ``seeds``."""
@@ -65,12 +64,10 @@ def _means(each: list[dict[str, float]]) -> dict[str, float]:
 
 
 def tables(result: dict[str, Any]) -> list[Shown]:
-    shown = Shown(title=f"Part of the limit, mean of {result['seeds']} seeds; virtual time", box=SIMPLE_HEAD)
-    for heading in ("load", "changes every", "lb-bsp", "together"):
-        shown.add_column(heading, justify="right")
-    for name, rows in result["flicker"].items():
-        for held, arms in rows.items():
-            shown.add_row(name, f"{held} iterations", f"{arms['lb-bsp']:.3f}", f"{arms['together']:.3f}")
-    for name, arms in result["rivals"].items():
-        shown.add_row(name, "", f"{arms['lb-bsp']:.3f}", f"{arms['together']:.3f}")
-    return [shown]
+    played = [
+        (name, f"{held} iterations", arms) for name, rows in result["flicker"].items() for held, arms in rows.items()
+    ]
+    played += [(name, "", arms) for name, arms in result["rivals"].items()]
+    rows = [(name, held, *(f"{arms[arm]:.3f}" for arm in ("lb-bsp", "together"))) for name, held, arms in played]
+    title = f"Part of the limit, mean of {result['seeds']} seeds; virtual time"
+    return [table_of(title, ("load", "changes every", "lb-bsp", "together"), rows)]

@@ -10,8 +10,9 @@ from uneven_bench.focus.baselines import Targets
 from uneven_bench.focus.clips import clips
 from uneven_bench.focus.compared import changed, compared
 from uneven_bench.focus.kills import kills
+from uneven_bench.focus.page import tables as tables
 from uneven_bench.focus.speed import speed
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
 
 CASES = ("synthetic", "clips", "change", "speed", "kills")
 QUICK = ("synthetic", "speed")
@@ -32,8 +33,8 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
 
 
 def _synthetic(found: dict[str, Any], quick: bool, progress: Progress) -> None:
-    have = scenes.pictures(lambda done: progress("synthetic", "train the truth network", done))
-    scene = scenes.synthetic(have, DAY_S // 6 if quick else DAY_S)
+    have = scenes.pictures(lambda done: progress("synthetic", "train the truth network", done), quick)
+    scene = scenes.synthetic(have, DAY_S // 12 if quick else DAY_S)
     found["scenes"]["synthetic"] = compared(scene, Targets(), lambda what, done: progress("synthetic", what, done))
 
 
@@ -47,7 +48,7 @@ def _clips(found: dict[str, Any], quick: bool, progress: Progress) -> None:
 
 
 def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:
-    have = scenes.pictures(lambda done: progress("change", "train the truth network", done))
+    have = scenes.pictures(lambda done: progress("change", "train the truth network", done), quick)
     sample_s = DAY_S / 24 if quick else DAY_S / 6
     days = [
         scenes.stream(have, int(sample_s), seed, here)
@@ -59,7 +60,7 @@ def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:
 
 def _speed(found: dict[str, Any], quick: bool, progress: Progress) -> None:
     progress("speed", "a clip of 640 x 480 on one core", 0.0)
-    found["speed"] = speed(2 if quick else 5)
+    found["speed"] = speed(1 if quick else 5)
 
 
 def _kills(found: dict[str, Any], quick: bool, progress: Progress) -> None:

@@ -18,8 +18,10 @@ from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
 
-_STEPS = 1200
-_SURE = 0.9  # the least confidence of the truth network in a picture: a detector would not report others
+_STEPS, _QUICK_STEPS = 1200, 120
+_SURE, _QUICK_SURE = 0.9, 0.5
+"""The least confidence of the truth network in a picture: a detector would not report others."""
+
 KNOWN = 8  # pictures of each class that cross the scene: a camera sees the same cars and people again
 HERE = (1, 8, 9, 7, 2)  # the classes of the stream, most frequent first, by a Zipf law; the others never come
 LATER = (6, 0, 4, 5)  # the classes after the change, which the bench must notice
@@ -50,14 +52,14 @@ class Pictures:
     quality: float
 
 
-def pictures(told: Callable[[float], None]) -> Pictures:
-    """Load the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000. Raises
-    DataError: the folder does not exist."""
+def pictures(told: Callable[[float], None], quick: bool) -> Pictures:
+    """Load the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000.
+    ``quick``: less, so it is less sure. Raises DataError: the folder does not exist."""
     learned, names, shown, shown_names = _cifar10()
     lesson = TruthLesson(learned, names, np.ones(len(names)))
-    network = kept("cifar10", lambda: Expensive(NAMES), lesson, _STEPS, told)
+    network = kept("cifar10", lambda: Expensive(NAMES), lesson, _QUICK_STEPS if quick else _STEPS, told)
     said, sure = Truth(network, side=SIDE).label(shown)
-    clear = sure >= _SURE
+    clear = sure >= (_QUICK_SURE if quick else _SURE)
     return Pictures(shown[clear], said[clear], network, quality(network, shown, shown_names))
 
 

@@ -16,16 +16,17 @@ import uneven
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
+from uneven_bench.harness.figures import Spread, shown
+from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
-from uneven_bench.show import Progress, table_of
 
 STEPS = 20  # timed together: the host runs ahead of the device, so a single step would time the launch
 _KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # SOAP takes factors in every step
 EACH = 8  # times the samples that a worker of the other benches takes
 
 
-def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
     """Play the cases. Result: ``device``; ``session_ratio`` (model → its step ÷ the plain loop's) and ``session_s``;
     ``second_order`` (model → method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and
     10/100); ``pair`` (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU
@@ -43,7 +44,7 @@ def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     try:
         for name in [case] if case else cases:
-            found |= cases[name](quick, told)
+            found |= cases[name](quick, progress)
     finally:
         stop_pool()
     return found
@@ -86,8 +87,7 @@ def _session(quick: bool, told: Progress) -> dict[str, Any]:
                 if number > 1:
                     found[arm].append(taken_s)
         arms["session"].close()
-        pairs = sorted(b / a for a, b in zip(found["plain"], found["session"], strict=True))
-        ratios[name] = [statistics.median(pairs), pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]]
+        ratios[name] = Spread.ratio(found["session"], found["plain"]).three
         seconds[name] = {arm: statistics.median(them) for arm, them in found.items()}
     return {"session_ratio": ratios, "session_s": seconds}
 
@@ -157,7 +157,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if "session_ratio" in result:
         rows = []
         for model, them in result["session_s"].items():
-            ratio = "{:.3f} ({:.3f} … {:.3f})".format(*result["session_ratio"][model])
+            ratio = shown(result["session_ratio"][model], ".3f")
             rows.append((model, *(f"{one * 1e3:.2f}" for one in them.values()), ratio))
         found.append(table_of("A session's step", ("model", "plain ms", "session ms", "ratio"), rows))
     for model, methods in result.get("second_order", {}).items():

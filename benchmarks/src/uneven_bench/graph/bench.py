@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,11 @@ from uneven_bench.graph.cuts import cuts
 from uneven_bench.graph.graphs import FILES, bench_graph
 from uneven_bench.graph.kernels import geometric, kernel_cell
 from uneven_bench.graph.large import large
+from uneven_bench.graph.page import tables as tables
 from uneven_bench.graph.steps import learnt, step_cell
 from uneven_bench.graph.turns import keep_memory
-from uneven_bench.lb_bsp.stage import play
-from uneven_bench.show import Progress
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.worker import staged
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
 QUICK = ("kernel", "step", "cuts")  # the cases of one process; four workers are played only on demand
@@ -152,7 +152,7 @@ def _sum_up(found: dict[str, Any], what: str) -> None:
                 found["accuracy"].setdefault(mode, {})[name] = value
 
 
-def _played(what: str, name: str, quick: bool, progress: Progress) -> dict[str, Any]:
+def _played(what: str, name: str, quick: bool, progress: Progress) -> Any:
     one = bench_graph(name)
     task: dict[str, Any] = {"graph": name, "hidden": 64, "mbit_per_s": [], "cores": CORES}
     task |= {"epochs": 15 if quick else 100, "blocks": 3 if quick else 8, "each": 3 if quick else 5}
@@ -171,11 +171,8 @@ def _played(what: str, name: str, quick: bool, progress: Progress) -> dict[str, 
         }
         for cut, (method, each) in cuts_of[task["what"]].items():
             graph.partition(one.file, path=directory / cut, shares=each, method=method)
-        (directory / "task.json").write_text(json.dumps(task))
         isolated = what == "links" or (what == "unequal" and not why_not_isolated())
-        play(directory, "uneven_bench.graph.worker", len(CORES), isolated=isolated, said=progress)
-        told: dict[str, Any] = json.loads((directory / "results.json").read_text())
-        return told
+        return staged(directory, "uneven_bench.graph.worker", task, len(CORES), isolated=isolated, said=progress)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from uneven.graph.adjacency import Adjacency
 from uneven.graph.reduce import bag_sums, neighbour_sum, row_sums
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
-from uneven_bench.graph.turns import by_turns, middle, ratio
+from uneven_bench.harness.figures import Spread, by_turns
 
 Arms = dict[str, Callable[[], Any]]
 
@@ -38,9 +38,9 @@ def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> d
     medians = {name: statistics.median(each) for name, each in rows.items()}
     return {
         "seconds": medians,
-        "ratios": {name: ratio(rows[name], rows["ours"]) for name in [*others, "bag"]},
-        "middle": {name: middle(rows[name], rows["ours"]) for name in [*others, "bag"]},
-        "bag": {name: ratio(rows[name], rows["bag"]) for name in others},
+        "ratios": {name: Spread.ratio(rows[name], rows["ours"]).median for name in [*others, "bag"]},
+        "middle": {name: Spread.ratio(rows[name], rows["ours"]).pair for name in [*others, "bag"]},
+        "bag": {name: Spread.ratio(rows[name], rows["bag"]).median for name in others},
         "gathered_gb_per_s": (2 if backward else 1) * len(graph.edges) * width * 4 / medians["ours"] / 1e9,
     }
 

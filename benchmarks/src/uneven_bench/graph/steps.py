@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from uneven import graph
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
-from uneven_bench.graph.turns import by_turns, middle, ratio
+from uneven_bench.harness.figures import Spread, by_turns
 
 HIDDEN = 64
 Layers = Callable[[int, int], nn.Module]
@@ -102,11 +102,11 @@ def step_cell(one: BenchGraph, kind: str, rounds: int, plain_pyg: bool) -> dict[
     others = [name for name in taken if not name.startswith("ours")]
     found = {
         "seconds": {name: statistics.median(each) for name, each in taken.items()},
-        "ratios": {name: ratio(taken[name], taken["ours"]) for name in others},
-        "middle": {name: middle(taken[name], taken["ours"]) for name in others},
+        "ratios": {name: Spread.ratio(taken[name], taken["ours"]).median for name in others},
+        "middle": {name: Spread.ratio(taken[name], taken["ours"]).pair for name in others},
     }
     if "ours bf16" in taken:
-        found["bf16"] = {name: ratio(taken[name], taken["ours bf16"]) for name in [*others, "ours"]}
+        found["bf16"] = {name: Spread.ratio(taken[name], taken["ours bf16"]).median for name in [*others, "ours"]}
     return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,29 +17,13 @@ from torch import Tensor, nn
 import uneven
 from uneven import graph
 from uneven.graph.parts_folder import GraphStore
-from uneven.run.start.connect import connect
-from uneven.runtime.world import discover, report_failures
 from uneven_bench.graph.graphs import BenchGraph, bench_graph
-from uneven_bench.lb_bsp.stage import OnStage
-from uneven_bench.lb_bsp.worker import print_into
-
-TASK, RESULTS = "task.json", "results.json"
+from uneven_bench.harness.worker import StageWorker, work
 
 
-def main(directory: Path) -> None:
-    """Run the task in ``directory``."""
-    report_failures()
-    torch.set_num_threads(1)
-    world = discover()
-    print_into(directory / f"output-{world.rank}.txt")
-    task = json.loads((directory / TASK).read_text())
-    stage = OnStage(directory, world.rank, task["what"])
-    connection = connect(world, timeout_s=300.0)
-    found = {"exact": exact, "exchanges": exchanges, "unequal": unequal}[task["what"]](task, stage, directory)
-    if world.rank == 0:
-        (directory / RESULTS).write_text(json.dumps(found))
-    connection.close()
-    stage.close()
+def play(me: StageWorker) -> Any:
+    """Run the task."""
+    return {"exact": exact, "exchanges": exchanges, "unequal": unequal}[me.task["what"]](me)
 
 
 class ReleasedSAGE(nn.Module):
@@ -116,8 +98,9 @@ class GraphArm:
         self.session.close()
 
 
-def exact(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, float]:
+def exact(me: StageWorker) -> dict[str, float]:
     """Return the largest difference of a gradient to that of one process, by dtype."""
+    task, directory = me.task, me.directory
     found = {}
     whole = bench_graph(task["graph"])
     for dtype in (torch.float64, torch.float32):
@@ -146,9 +129,10 @@ def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> lis
     return [a - b.detach() for a, b in zip(weights, net.parameters(), strict=True)]
 
 
-def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
+def exchanges(me: StageWorker) -> dict[str, Any]:
     """Measure every exchange; DistGNN's are its authors' layers on Libra's parts. Result: ``seconds`` (exchange →
     median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of DistGNN's, ``accuracy``."""
+    task, stage, directory = me.task, me.stage, me.directory
     ways = {"exact": ("ne", "exact"), "cd-0": ("libra", "cd-0"), "cd-5": ("libra", "cd-r:r=5"), "0c": ("libra", "0c")}
     arms = {
         name: GraphArm(directory / cut, how, task["hidden"], released=name != "exact")
@@ -173,7 +157,7 @@ def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str
     width = arms["cd-0"].x.shape[1] + 1 + task["hidden"] + 1
     found = {
         "seconds": {name: statistics.median(each) for name, each in seconds.items()},
-        "bytes": {name: _summed(one) for name, one in sent.items()},
+        "bytes": {name: sum(me.gather(one)) for name, one in sent.items()},
         "formula_bytes": {"cd-0": 2 * copies * width * 4, "cd-5": 2 * copies * width * 4 / 5, "0c": 0},
         "accuracy": {name: arm.accuracy() for name, arm in arms.items()},
     }
@@ -183,9 +167,10 @@ def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str
     return found
 
 
-def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
+def unequal(me: StageWorker) -> dict[str, Any]:
     """Return seconds of an epoch on unequal workers: on equal parts, on parts in proportion to cores, and on many parts
     that move by measured time."""
+    task, stage, directory = me.task, me.stage, me.directory
     arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne", "regions")}
     stage.have(tuple(task["cores"]), ())
     taken: dict[str, list[float]] = {name: [] for name in arms}
@@ -204,10 +189,10 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
                 arm.rebalance()
             else:
                 taken[name].append((time.perf_counter() - began_s) / task["each"])
-                worked[name].append(_every((time.process_time() - cpu_s) / task["each"]))
+                worked[name].append(me.gather((time.process_time() - cpu_s) / task["each"]))
     stage.lift()
     cpu_s_of = {name: [statistics.median(one) for one in zip(*each, strict=True)] for name, each in worked.items()}
-    roots = {name: _every(float(arm.g.part.roots)) for name, arm in arms.items()}
+    roots = {name: me.gather(float(arm.g.part.roots)) for name, arm in arms.items()}
     for arm in arms.values():
         arm.close()
     step_s = {name: statistics.median(each) for name, each in taken.items()}
@@ -241,17 +226,5 @@ def judged(
     }  # fmt: skip
 
 
-def _every(value: float) -> list[float]:
-    each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(each, torch.tensor([value], dtype=torch.float64))
-    return [one.item() for one in each]
-
-
-def _summed(value: float) -> float:
-    total = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    work(play)

@@ -8,11 +8,11 @@ min-max and runs on plain DDP.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,24 @@ from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import UnknownNameError
 from uneven.policy.core.records import StepRecord
-from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, Table, cases, quick
+from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.worker import staged
+from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, Table, cases, short
 from uneven_bench.lb_bsp.page import tables
-from uneven_bench.lb_bsp.stage import play
-from uneven_bench.lb_bsp.table import Spread, ratios, summarize, wait_share, walls
-from uneven_bench.lb_bsp.worker import RESULTS, write_task
-from uneven_bench.show import Progress
+from uneven_bench.lb_bsp.table import ratios, summarize, wait_share, walls
 
 __all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.lb_bsp.worker"
 
 
-def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
-    """Play the cases, one after the other. ``quick_form``: the steady and the equal case only, without the rivals;
+def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
+    """Play the cases, one after the other. ``quick``: the steady and the equal case only, without the rivals;
     ``case``: this one only, or all with this prefix: flicker. Returns the object that ``--json`` prints;
     ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key. Raises UnknownNameError: no
     such case. LaunchError: a worker died."""
-    known = {one.name: one for one in quick()} if quick_form else cases(_jobs(), _use())
+    known = {one.name: one for one in short()} if quick else cases(_jobs(), _use())
     if case is not None and case not in {*known, *(name.split("-")[0] for name in known)}:
         raise UnknownNameError("case", case, known)
     wanted = [one for name, one in known.items() if case in (None, name, name.split("-")[0])]
@@ -89,19 +89,19 @@ def _play(
     directory: Path, some: Sequence[LbBspCase], data: str, progress: Progress
 ) -> Iterator[tuple[LbBspCase, dict[str, Any]]]:
     """Play cases on the same nodes, in the same processes: a start takes as long as a short case."""
-    directory.mkdir(parents=True)
-    write_task(directory, some, data)
+    for one in some:
+        (directory / one.name).mkdir(parents=True)
+    task = {"what": some[0].name, "cases": [asdict(one) for one in some], "data": data}
     done = dict.fromkeys((one.name for one in some), 0.0)
 
     def said(name: str, what: str, part: float) -> None:
         done[name] = max(done[name], part)
         progress(name, what, done[name])
 
-    play(directory, _WORKER, some[0].workers, isolated=bool(some[0].mbit_per_s), said=said)
+    results = staged(directory, _WORKER, task, some[0].workers, isolated=bool(some[0].mbit_per_s), said=said)
     for one in some:
-        place = directory / one.name
-        result: dict[str, Any] = json.loads((place / RESULTS).read_text())
-        result["control"] = _control(place / OURS, one.settling * one.block)
+        result: dict[str, Any] = results[one.name]
+        result["control"] = _control(directory / one.name / OURS, one.settling * one.block)
         yield one, result
 
 

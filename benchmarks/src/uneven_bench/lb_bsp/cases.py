@@ -162,7 +162,7 @@ def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:
     )  # fmt: skip
 
 
-def quick() -> tuple[LbBspCase, LbBspCase]:
+def short() -> tuple[LbBspCase, LbBspCase]:
     """Return the steady case and ours with DDP on equal workers, within ninety seconds, without the rivals."""
     steady = LbBspCase(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,

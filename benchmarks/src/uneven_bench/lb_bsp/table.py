@@ -5,34 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from uneven_bench.harness.figures import Spread
 from uneven_bench.lb_bsp.cases import RIVALS, LbBspCase
 
 TARGET = 0.98  # the share of DDP's best accuracy that counts as trained
 Walls = dict[str, dict[int, float]]  # arm → round → seconds for X samples
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median and the middle half of a list of ratios or seconds."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least one value."""
-        if len(values) < 2:
-            return cls(values[0], values[0], values[0])
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(statistics.median(values), low, high)
-
-    @property
-    def pair(self) -> list[float]:
-        return [self.low, self.high]
 
 
 def walls(result: Mapping[str, Any]) -> Walls:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,78 +14,44 @@ import torch.distributed as dist
 from uneven.policy.balance import balancers
 from uneven.policy.core.registry import parse_spec
 from uneven.policy.core.views import Limits
-from uneven.run.lines.transport import Transport
-from uneven.run.start.connect import connect
-from uneven.runtime.world import discover, report_failures
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.balancers.rivals.fastest import fastest_finish
+from uneven_bench.harness.worker import StageWorker, work
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm, TogetherArm
 from uneven_bench.lb_bsp.cases import LIMIT, OURS, SLOW, TOGETHER, LbBspCase, corrected, oracle_costs
 from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
-from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.workloads.base import TrainingWorkload
 from uneven_bench.workloads.named import workload
 
-TASK = "task.json"
-RESULTS = "results.json"
 _RIVAL = "rival:"
 
 
-def write_task(directory: Path, cases: Sequence[LbBspCase], data: str) -> None:
-    """Write the task of the workers; the files of each case go into a folder of its name."""
-    for case in cases:
-        (directory / case.name).mkdir()
-    (directory / TASK).write_text(json.dumps({"cases": [asdict(case) for case in cases], "data": data}))
-
-
-def read_task(directory: Path) -> tuple[list[LbBspCase], str]:
-    told = json.loads((directory / TASK).read_text())
-    return [_case(one) for one in told["cases"]], told["data"]
-
-
-def _case(told: dict[str, Any]) -> LbBspCase:
+def case_of(told: Mapping[str, Any]) -> LbBspCase:
+    """Return a case from its JSON."""
     return LbBspCase(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
 
 
-def main(directory: Path) -> None:
-    """Run the cases in ``directory``, one after the other."""
-    report_failures()
-    torch.set_num_threads(1)
-    world = discover()
-    print_into(directory / f"output-{world.rank}.txt")
-    cases, data = read_task(directory)
-    stage = OnStage(directory, world.rank, cases[0].name)
-    stage.say("starting", 0.0)
-    connection = connect(world, timeout_s=300.0)
-    for case in cases:
-        stage.scene, place = case.name, directory / case.name
-        run = _LbBspRun(case, workload(case.workload, data), connection.transport, stage, place)
-        result = run.play()
-        if world.rank == 0:
-            (place / RESULTS).write_text(json.dumps(result))
+def play(me: StageWorker) -> dict[str, Any]:
+    """Play the cases one after the other, and return their results by name."""
+    found = {}
+    for case in map(case_of, me.task["cases"]):
+        me.stage.scene = case.name
+        run = _LbBspRun(case, workload(case.workload, me.task["data"]), me)
+        found[case.name] = run.play()
         run.close()
-    connection.close()
-    stage.close()
-
-
-def print_into(path: Path) -> None:
-    """Redirect a worker's output, which would break the progress bar."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
+    return found
 
 
 class _LbBspRun:
     """The arms of one case, and their results."""
 
-    def __init__(
-        self, case: LbBspCase, work: TrainingWorkload, line: Transport, stage: OnStage, directory: Path
-    ) -> None:
+    def __init__(self, case: LbBspCase, work: TrainingWorkload, me: StageWorker) -> None:
+        stage, line, directory = me.stage, me.connection.transport, me.directory / case.name
         self._case = case
         self._work = work
-        self._line = line
+        self._gather = me.gather
         self._stage = stage
         self._rank = line.rank
         self._size = line.size
@@ -149,9 +112,6 @@ class _LbBspRun:
         computing = self._gather(asdict(affine(self._work, self._case.global_batch, self._case.profile_s)))
         exchanging_s = self._gather(transfer_s(self._work, self._case.global_batch))
         return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
-
-    def _gather(self, value: Any) -> list[Any]:
-        return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
 
     def play(self) -> dict[str, Any]:
         """Play all rounds, and return rank 0's results."""
@@ -258,4 +218,4 @@ class _LbBspRun:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    work(play)

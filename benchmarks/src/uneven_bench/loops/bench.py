@@ -7,15 +7,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import LaunchError, UnknownNameError
-from uneven_bench.show import Progress
+from uneven_bench.harness.figures import Spread, shown
+from uneven_bench.harness.show import Progress, table_of
 
 CASES = ("packed", "padded", "evaluate")
 SHARES = "0.6,0.4,0.2,0.1"
@@ -25,20 +25,20 @@ _LIMIT_S = 600.0
 Rounds = list[dict[str, list[dict[str, float]]]]  # each worker's results, by round, then by arm
 
 
-def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
     """Play all cases, or one. Returns by case and arm, medians over the rounds and their middle halves. ``packed`` and
     ``padded``: ``letters_per_s`` of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``,
     ``of_limit``: the evaluation's speed as a share of all workers' speeds in their own batches, added up. Raises
     UnknownNameError: the case is unknown. LaunchError: a run failed."""
-    if only is not None and only not in CASES:
-        raise UnknownNameError("case", only, CASES)
+    if case is not None and case not in CASES:
+        raise UnknownNameError("case", case, CASES)
     rounds, seconds = (1, 4.0) if quick else (5, 8.0)
     found: dict[str, Any] = {"rounds": rounds}
-    chosen = CASES if only is None else (only,)
-    for number, case in enumerate(chosen):
-        progress("running", case, number / len(chosen))
-        played = _play(case, rounds, seconds)
-        found[case] = evaluated(played) if case == "evaluate" else trained(played)
+    chosen = CASES if case is None else (case,)
+    for number, name in enumerate(chosen):
+        progress("running", name, number / len(chosen))
+        played = _play(name, rounds, seconds)
+        found[name] = evaluated(played) if name == "evaluate" else trained(played)
     progress("running", "done", 1.0)
     return found
 
@@ -65,7 +65,7 @@ def trained(rounds: Rounds) -> dict[str, Any]:
     ]
     return {
         "letters_per_s": {arm: statistics.median(one[arm] for one in speeds) for arm in speeds[0]},
-        "gain": _middle([one["costs"] / one["counts"] for one in speeds]),
+        "gain": asdict(Spread.of(one["costs"] / one["counts"] for one in speeds)),
     }
 
 
@@ -77,34 +77,26 @@ def evaluated(rounds: Rounds) -> dict[str, Any]:
     times_s = {arm: [played[arm][0]["took_s"] for played in rounds] for arm in arms}
     return {
         "took_s": {arm: statistics.median(each) for arm, each in times_s.items()},
-        "of_limit": {
-            arm: _middle([limit / took for limit, took in zip(limits_s, each, strict=True)])
-            for arm, each in times_s.items()
-        },
+        "of_limit": {arm: asdict(Spread.ratio(limits_s, each)) for arm, each in times_s.items()},
     }
-
-
-def _middle(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": middle, "low": low, "high": high}
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     for case in CASES:
-        if case not in result:
+        if case == "evaluate" and case in result:
+            columns: tuple[str, ...] = ("", "seconds", "of limit")
+            rows = [
+                (arm, f"{taken_s:.2f}", shown([*result[case]["of_limit"][arm].values()]))
+                for arm, taken_s in result[case]["took_s"].items()
+            ]
+        elif case in result:
+            columns, gain = ("shares by", "letters/s", "gain"), shown([*result[case]["gain"].values()])
+            rows = [
+                (arm, f"{per_s:,.0f}", gain if arm == "costs" else "1.00")
+                for arm, per_s in result[case]["letters_per_s"].items()
+            ]
+        else:
             continue
-        table = Table(title=f"{case}, {result['rounds']} rounds; middle half in brackets", box=SIMPLE_HEAD)
-        for heading in ("", "seconds", "of limit") if case == "evaluate" else ("shares by", "letters/s", "gain"):
-            table.add_column(heading, justify="right")
-        for arm, value in result[case]["took_s" if case == "evaluate" else "letters_per_s"].items():
-            if case == "evaluate":
-                table.add_row(arm, f"{value:.2f}", _shown(result[case]["of_limit"][arm]))
-            else:
-                table.add_row(arm, f"{value:,.0f}", _shown(result[case]["gain"]) if arm == "costs" else "1.00")
-        found.append(table)
+        found.append(table_of(f"{case}, {result['rounds']} rounds; middle half in brackets", columns, rows))
     return found
-
-
-def _shown(value: dict[str, float]) -> str:
-    return f"{value['median']:.2f} [{value['low']:.2f} … {value['high']:.2f}]"

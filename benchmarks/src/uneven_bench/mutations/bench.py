@@ -22,7 +22,7 @@ from rich.table import Table
 
 from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
-from uneven_bench.show import Progress, table_of
+from uneven_bench.harness.show import Progress, table_of
 
 EACH = 800  # inputs for each target; there are eight
 QUICK_EACH = 50

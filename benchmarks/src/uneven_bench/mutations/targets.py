@@ -277,7 +277,7 @@ _STARTS = (
         "uneven.cli.emulate:emulate",
         "uneven.fleet:train",
     ),
-    *("uneven.journal.report.terminal:watch", "uneven.cli.demo.show:phase", "uneven_bench.show:_measured"),
+    *("uneven.journal.report.terminal:watch", "uneven.cli.demo.show:phase", "uneven_bench.harness.show:_measured"),
     *("uneven.cli.doctor:findings", "uneven.cli.doctor:_clean"),
 )
 

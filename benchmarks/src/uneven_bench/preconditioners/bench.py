@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.errors import UnknownNameError
-from uneven_bench.lb_bsp.stage import play
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.worker import staged
 from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
 from uneven_bench.preconditioners.hooks import hook_overhead
+from uneven_bench.preconditioners.page import tables as tables
 from uneven_bench.preconditioners.planned import planned
-from uneven_bench.show import Progress
 
+_WORKER = "uneven_bench.preconditioners.worker"
 WORKERS = 4
 CORES = (0.6, 0.4, 0.2, 0.1)
 MBIT_PER_S = 100.0
@@ -123,10 +124,6 @@ def _mean(kinds: dict[str, float], periods: str) -> float:
     return sum(part * kinds[kind] for kind, part in WEIGHTS[periods].items())
 
 
-def _play(task: dict[str, Any], workers: int, progress: Progress, isolated: bool = False) -> dict[str, Any]:
+def _play(task: dict[str, Any], workers: int, progress: Progress, isolated: bool = False) -> Any:
     with tempfile.TemporaryDirectory(prefix="uneven-preconditioners-") as folder:
-        directory = Path(folder)
-        (directory / "task.json").write_text(json.dumps(task))
-        play(directory, "uneven_bench.preconditioners.worker", workers, isolated=isolated, said=progress)
-        told: dict[str, Any] = json.loads((directory / "results.json").read_text())
-        return told
+        return staged(Path(folder), _WORKER, task, workers, isolated=isolated, said=progress)

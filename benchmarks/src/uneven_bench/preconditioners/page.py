@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from uneven_bench.show import table_of
+from uneven_bench.harness.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

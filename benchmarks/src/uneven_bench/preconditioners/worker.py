@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import uneven
-from uneven.run.start.connect import connect
-from uneven.runtime.world import discover, report_failures
 from uneven.testing.parts import alone
-from uneven_bench.lb_bsp.stage import OnStage
-from uneven_bench.lb_bsp.worker import print_into
+from uneven_bench.harness.worker import StageWorker, work
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
-TASK, RESULTS = "task.json", "results.json"
 
-
-def main(directory: Path) -> None:
-    """Run the task in ``directory``."""
-    report_failures()
-    torch.set_num_threads(1)
-    world = discover()
-    print_into(directory / f"output-{world.rank}.txt")
-    task = json.loads((directory / TASK).read_text())
-    stage = OnStage(directory, world.rank, task["what"])
-    connection = connect(world, timeout_s=300.0)
-    found = {"steps": steps, "exact": exact, "unequal": unequal, "links": links}[task["what"]](task, stage)
-    if world.rank == 0:
-        (directory / RESULTS).write_text(json.dumps(found))
-    connection.close()
-    stage.close()
+def play(me: StageWorker) -> Any:
+    """Run the task."""
+    return {"steps": steps, "exact": exact, "unequal": unequal, "links": links}[me.task["what"]](me)
 
 
 def shares(workers: int) -> dict[str, float]:
     return {"1": 1.0, "1/2": 0.5, "1/P": 1.0 / workers}
 
 
-def steps(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+def steps(me: StageWorker) -> dict[str, Any]:
     """Return seconds of each kind of step of each arm of one model, bytes and memory."""
+    task, stage = me.task, me.stage
     timed, size = MODELS[task["model"]], dist.get_world_size()
     batch = timed.each * size
     arms: dict[str, StepArm] = {}
@@ -85,8 +67,10 @@ def steps(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
         name: {kind: statistics.median(them) for kind, them in kinds.items() if them} for name, kinds in found.items()
     }
     whole = {name: arm for name, arm in arms.items() if name.startswith("ours")}
-    result = {"seconds": medians, "memory_share": _memory(next(iter(whole.values())))}
-    result["bytes"] = {name: _bytes(arm, timed.draw(timed.each)) for name, arm in arms.items() if _second_order(name)}
+    result = {"seconds": medians, "memory_share": _memory(me, next(iter(whole.values())))}
+    result["bytes"] = {
+        name: _bytes(me, arm, timed.draw(timed.each)) for name, arm in arms.items() if _second_order(name)
+    }
     for arm in arms.values():
         arm.close()
     return result
@@ -100,7 +84,7 @@ def _second_order(name: str) -> bool:
     return name.startswith(("ours", "kfac-pytorch", "soap"))
 
 
-def _bytes(arm: Any, batch: Any) -> dict[str, float]:
+def _bytes(me: StageWorker, arm: Any, batch: Any) -> dict[str, float]:
     """Return the bytes that a worker sends in each kind of step, mean over workers."""
     found = {}
     if isinstance(arm, KfacPytorch):
@@ -109,27 +93,23 @@ def _bytes(arm: Any, batch: Any) -> dict[str, float]:
         arm.due(kind)
         before = arm.sent_bytes
         arm.step(*batch)
-        total = torch.tensor([arm.sent_bytes - before], dtype=torch.float64)
-        dist.all_reduce(total)
-        found[kind] = total.item() / dist.get_world_size()
+        found[kind] = statistics.fmean(me.gather(arm.sent_bytes - before))
     if isinstance(arm, KfacPytorch):
         arm.uncount()
     return found
 
 
-def _memory(arm: Any) -> float:
+def _memory(me: StageWorker, arm: Any) -> float:
     """Return the numbers that the fullest worker keeps for factors, over those of all factors as squares."""
     part = arm.part
     own = part._sums.numel() + sum(one.numel() for one in part._kept.values())
-    most = torch.tensor([float(own)])
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return most.item() / sum(side**2 for one in part.works for side in one.item.sides)
+    return float(max(me.gather(own)) / sum(side**2 for one in part.works for side in one.item.sides))
 
 
-def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+def exact(me: StageWorker) -> dict[str, Any]:
     """Return the largest difference of weights to one process after 12 steps on unequal shares; and to kfac-pytorch,
     per step."""
-    rank, parts = dist.get_rank(), task["shares"]
+    rank, task, parts = me.rank, me.task, me.task["shares"]
     batch, found = 16 * len(parts), {}
     own = [batch * one // sum(parts) for one in parts]
     own[0] += batch - sum(own)
@@ -225,8 +205,9 @@ def _by_layer(model: torch.nn.Module) -> list[torch.Tensor]:
     return [torch.cat([one.reshape(-1) for one in those if one is not None]) for those in every if those]
 
 
-def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+def unequal(me: StageWorker) -> dict[str, Any]:
     """Return seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones."""
+    task, stage = me.task, me.stage
     timed, size = MODELS[task["model"]], dist.get_world_size()
     batch = timed.each * size * 2
     arms = {}
@@ -249,11 +230,10 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
             dist.barrier()
             if number >= task["settle"]:
                 taken[name].append((time.perf_counter() - began_s) / 10)
-                each = [torch.zeros(1, dtype=torch.float64) for _ in range(size)]
-                dist.all_gather(each, torch.tensor([(time.process_time() - cpu_s) / 10], dtype=torch.float64))
+                each = me.gather((time.process_time() - cpu_s) / 10)
                 if name == "ours":
-                    worked.append([one.item() for one in each])
-    costs = _plain_costs(timed, batch, arms["ours"].session.newest_shares)
+                    worked.append(each)
+    costs = _plain_costs(me, timed, batch, arms["ours"].session.newest_shares)
     stage.lift()
     found = {name: statistics.median(them) for name, them in taken.items()}
     ours = arms["ours"]
@@ -282,7 +262,7 @@ class _OwnTime(uneven.Part):
         self.run = run
 
 
-def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict[str, float]:
+def _plain_costs(me: StageWorker, timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict[str, float]:
     """Return core-seconds of steps without a preconditioner, by least squares over the workers' shares."""
     torch.manual_seed(0)
     part = _OwnTime()
@@ -291,11 +271,9 @@ def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict
     for _ in range(12):
         arm.step(x, y)
     _, local_cpu_s, exchange_cpu_s = part.run.own_time()
-    row = torch.tensor([shares[dist.get_rank()], local_cpu_s, exchange_cpu_s], dtype=torch.float64)
-    rows = [torch.zeros_like(row) for _ in shares]
-    dist.all_gather(rows, row)
+    rows = me.gather([shares[me.rank], local_cpu_s, exchange_cpu_s])
     arm.close()
-    table = torch.stack(rows)
+    table = torch.tensor(rows, dtype=torch.float64)
     ones = torch.stack([torch.ones(len(rows), dtype=torch.float64), table[:, 0]], 1)
     overhead_s, per_sample_s = torch.linalg.lstsq(ones, table[:, 1:2]).solution[:, 0].tolist()
     return {
@@ -316,13 +294,14 @@ def _limit_s(
     return max([sum(cpu_s) / sum(cores), *(cpu_s[rank] / cores[rank] for rank in bare)])
 
 
-def links(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+def links(me: StageWorker) -> dict[str, Any]:
     """Run :func:`steps` on links of limited Mbit/s."""
+    task, stage = me.task, me.stage
     stage.have((), tuple(task["mbit_per_s"]))
-    found = steps(task, stage)
+    found = steps(me)
     stage.lift()
     return found
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    work(play)

@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
+from uneven.errors import ConfigError
 from uneven.policy.predict import predictors
+from uneven_bench.harness.show import Progress, bold, table_of
 from uneven_bench.predictors.cases import ITERATIONS, Floats, PredictorCase, announced, synthetic
 from uneven_bench.predictors.page import write_page
 from uneven_bench.predictors.play import (
@@ -33,7 +33,6 @@ from uneven_bench.predictors.traces import real
 from uneven_bench.recorded import recording as recorded
 from uneven_bench.recorded import steps as recorded_steps
 from uneven_bench.recorded.recording import RecordedRun
-from uneven_bench.show import Progress, table_of
 
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
@@ -44,11 +43,13 @@ PAGE = Path("uneven-predictors.html")  # the file of the pictures, in the workin
 def run(
     quick: bool, data: str, progress: Progress, *, record: Path | None = None, runs: Path | None = None
 ) -> dict[str, Any]:
-    """Play all predictors on all cases; traces come from ``UNEVEN_DATA``. Raises ConfigError: ``record`` if this
-    machine cannot emulate, or ``runs`` without a run. LaunchError: a run failed. ``quick``: fewer cases, and no
-    recording without ``record``; ``data``: the data set of recorded runs; ``record``: folder that keeps recorded runs;
-    ``runs``: folder with earlier runs; then none is recorded. Returns the object that ``--json`` prints;
+    """Play all predictors on all cases; traces come from ``UNEVEN_DATA``. Raises ConfigError: ``record`` and ``runs``,
+    ``record`` if this machine cannot emulate, or ``runs`` without a run. LaunchError: a run failed. ``quick``: fewer
+    cases, and no recording without ``record``; ``data``: the data set of recorded runs; ``record``: folder that keeps
+    recorded runs; ``runs``: folder with earlier runs; then none is recorded. Returns the object that ``--json`` prints;
     ``docs/measurements/predictors.md`` explains every key."""
+    if record and runs:
+        raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
     kept, left_out = _recorded(quick, data, progress, record, runs)
     cases = {**real(quick), **{name: one.case for name, one in kept.items()}, **synthetic(400 if quick else 800)}
     result, told = score(cases, (*SINGLES, MIXTURE), progress)
@@ -162,36 +163,29 @@ def _best(
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    names = list(result["rmse"])
-    shown = []
-    for key, title, scale in (
-        ("iteration_s", "Time of a BSP iteration ÷ that of right predictions", None),
-        ("rmse", "Error of the next iteration's speed, % of the mean speed", 100.0),
-        ("rmse_ahead", f"The same, {result['ahead']} iterations ahead", 100.0),
+    names, found = list(result["rmse"]), []
+    for key, title, form, per_cent in (
+        ("iteration_s", "Time of a BSP iteration ÷ that of right predictions", ".3f", False),
+        ("rmse", "Error of the next iteration's speed, % of the mean speed", ".2f", True),
+        ("rmse_ahead", f"The same, {result['ahead']} iterations ahead", ".2f", True),
     ):
-        table = table_of(title, ("", *names))
+        rows = []
         for case, limit in result["limit_s"].items():
-            values = {name: result[key][name][case] * (scale or 1.0 / limit) for name in names}
-            least = min(values.values())
-            digits = 3 if scale is None else 2
-            texts = {name: f"{value:.{digits}f}" for name, value in values.items()}
-            cells = [Text(text, "bold") if values[name] == least else text for name, text in texts.items()]
-            table.add_row(case, *cells)
-        shown.append(table)
-    traits = table_of("What they follow", ("", *names))
-    traits.add_row("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names))
-    traits.add_row("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names))
-    traits.add_row("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names))
-    if result.get("recorded_step_response"):
-        responses = result["recorded_step_response"]
+            values = [result[key][name][case] * (100.0 if per_cent else 1.0 / limit) for name in names]
+            rows.append((case, *(bold(f"{value:{form}}", value == min(values)) for value in values)))
+        found.append(table_of(title, ("", *names), rows))
+    traits = [
+        ("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names)),
+        ("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names)),
+        ("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names)),
+    ]
+    if responses := result.get("recorded_step_response"):
         for late in (0, 1, 2, 4):
             words = f"and for the one {late} later" if late else "a recorded step foreseen in its first iteration"
-            traits.add_row(words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1]))
-    shown.append(traits)
+            traits.append((words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1])))
+    found.append(table_of("What they follow", ("", *names), traits))
     if MIXTURE in names:
-        regret = Table(title="The mixture ÷ the best single one in hindsight, worst case", box=SIMPLE_HEAD)
-        regret.add_column("iteration time", justify="right")
-        regret.add_column("error", justify="right")
-        regret.add_row(f"{result['auto_regret']:.3f}", f"{result['auto_regret_rmse']:.3f}")
-        shown.append(regret)
-    return shown
+        regret = (f"{result['auto_regret']:.3f}", f"{result['auto_regret_rmse']:.3f}")
+        title = "The mixture ÷ the best single one in hindsight, worst case"
+        found.append(table_of(title, ("iteration time", "error"), [regret]))
+    return found

@@ -20,12 +20,14 @@ from uneven.errors import ConfigError, LaunchError, UnknownNameError
 from uneven.runtime import launch
 from uneven.runtime.jobs import Command
 from uneven.runtime.messages.process import ShardKeeper
+from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.show import Progress
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
+from uneven_bench.recommendation.page import tables as tables
 from uneven_bench.recommendation.quality import quality
 from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
-from uneven_bench.show import Progress
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
@@ -94,7 +96,7 @@ class MeasuredTrainers:
     server_us: float  # of the table server
 
 
-def run(quick: bool, told: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
     """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
     :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged` and :mod:`uneven_bench.recommendation.faults` for
     the result. Raises UnknownNameError: no such case. ConfigError: a report without the speed that it shows."""
@@ -104,14 +106,14 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
     samples = _QUICK_SAMPLES if quick else _SAMPLES
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "quality": lambda: quality(1 if quick else _SEEDS, samples, QUICK_GRID if quick else GRID, told),
-        "killed": lambda: killed(1 if quick else _KILLED, samples, partial(told, "killed")),
-        "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(told, "checkpoint")),
+        "quality": lambda: quality(1 if quick else _SEEDS, samples, QUICK_GRID if quick else GRID, progress),
+        "killed": lambda: killed(1 if quick else _KILLED, samples, partial(progress, "killed")),
+        "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
     }
     found: dict[str, Any] = {"quick": quick}
     wanted = PARTS if case is None else (case,)
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:
-        found |= _speed([name for name in names if case or not quick or name in QUICK], quick, told)
+        found |= _speed([name for name in names if case or not quick or name in QUICK], quick, progress)
     for name in (one for one in wanted if one in parts):
         found |= parts[name]()
     if report is not None:
@@ -124,12 +126,8 @@ def _speed(names: Sequence[str], quick: bool, told: Progress) -> dict[str, Any]:
     names = [name for name in names if _is_here(CASES[name].way)]
     rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, _WINDOW_S)
     found: dict[str, list[MeasuredTrainers]] = {name: [] for name in names}
-    for number in range(rounds):
-        for place, name in enumerate(names):
-            done = (number * len(names) + place) / rounds / len(names)
-            told("measuring", f"{name}, round {number + 1} of {rounds}", done)
-            found[name].append(measure(CASES[name], window_s))
-    told("measuring", "done", 1.0)
+    for _, name in in_turns(told, "measuring", range(rounds), names):
+        found[name].append(measure(CASES[name], window_s))
     return judged(found) | {"rounds": rounds, "window_s": window_s}
 
 

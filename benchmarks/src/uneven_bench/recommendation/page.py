@@ -9,8 +9,8 @@ from rich.table import Table
 
 from uneven.journal.report.page import Page
 from uneven.journal.report.pure.draw import Figure, colour, layout, line
+from uneven_bench.harness.show import table_of
 from uneven_bench.recommendation.tuning import LearningSettings
-from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

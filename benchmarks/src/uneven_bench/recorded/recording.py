@@ -17,12 +17,12 @@ from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.files import load as load_cluster
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError, access
+from uneven_bench.harness.show import Progress
 from uneven_bench.predictors.cases import Floats, PredictorCase
 from uneven_bench.predictors.traces import common_steps, recorded, use_traces
 from uneven_bench.recorded import cases
 from uneven_bench.recorded.runs import DESCRIPTION, RUN, emulate
 from uneven_bench.recorded.steps import SpeedChange, find
-from uneven_bench.show import Progress
 
 BALANCER = "lb-bsp:predictor=narx"
 """The balancer of recorded runs: the default with a predictor that has the machine read on every step."""

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
-from rich.text import Text
 
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.policy.balance import balancers
 from uneven_bench.balancers.rivals import RIVALS, Lbb
+from uneven_bench.harness.show import Progress, bold, table_of
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
-from uneven_bench.show import Progress
 
 OURS = "lb-bsp"  # the arm named "ours": the default
 LIMITS = ("oracle", "foreseen")
@@ -125,31 +123,26 @@ def recordings() -> dict[str, Table]:
 
 def tables(result: dict[str, Any]) -> list[Shown]:
     names = list(result["cases"])
-    first = _narrow("Of the limit: the oracle's time ÷ theirs, for as many samples")
-    first.add_column("", no_wrap=True)
-    for name in names:
-        first.add_column(name.replace(" ", "\n").replace("band", "band-\n"), justify="right", no_wrap=True)
-    for method in result["cases"][names[0]]:
-        rows = [result["cases"][name][method] for name in names]
-        leads = [method == result["best_rival"][name] for name in names]
-        cells = [
-            Text(f"{row['of_limit']:.3f}", "bold") if lead else f"{row['of_limit']:.3f}"
-            for row, lead in zip(rows, leads, strict=True)
-        ]
-        first.add_row(Text(method, "bold") if method == result["ours"] else method, *cells)
+    rows = [
+        (
+            bold(method, method == result["ours"]),
+            *(
+                bold(f"{result['cases'][name][method]['of_limit']:.3f}", method == result["best_rival"][name])
+                for name in names
+            ),
+        )
+        for method in result["cases"][names[0]]
+    ]
     for key, words in (("gain_over_best_rival", "÷ best rival"), ("of_foreseen", "÷ foreseen")):
-        first.add_row(words, *(f"{result[key][name]:.3f}" for name in names))
-    return [first, *(_one(name, rows) for name, rows in result["cases"].items())]
+        rows.append((bold(words, False), *(bold(f"{result[key][name]:.3f}", False) for name in names)))
+    columns = ("", *(name.replace(" ", "\n").replace("band", "band-\n") for name in names))
+    title = "Of the limit: the oracle's time ÷ theirs, for as many samples"
+    return [table_of(title, columns, rows, narrow=True), *(_one(name, each) for name, each in result["cases"].items())]
 
 
-def _one(name: str, rows: dict[str, dict[str, Any]]) -> Shown:
-    shown = _narrow(name)
-    shown.add_column("", no_wrap=True)
-    for heading in ("ms per\niteration", "of\nlimit", "waiting", "thrown\naway", "samples\n÷ X"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("best in\nhindsight", no_wrap=True)
-    for method, row in rows.items():
-        shown.add_row(
+def _one(name: str, methods: dict[str, dict[str, Any]]) -> Shown:
+    rows = [
+        (
             method,
             f"{row['iteration_s'] * 1e3:.1f}",
             f"{row['of_limit']:.3f}",
@@ -158,8 +151,7 @@ def _one(name: str, rows: dict[str, dict[str, Any]]) -> Shown:
             f"{row['samples']:.2f}",
             row["best"],
         )
-    return shown
-
-
-def _narrow(title: str) -> Shown:
-    return Shown(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for method, row in methods.items()
+    ]
+    headings = ("ms per\niteration", "of\nlimit", "waiting", "thrown\naway", "samples\n÷ X", "best in\nhindsight")
+    return table_of(name, ("", *headings), rows, narrow=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import search
+from uneven.errors import UnknownNameError
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.search.pure.core import SearchCore
@@ -26,8 +26,8 @@ from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import Space
 from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
+from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.search import decisions, rivals, trainings
-from uneven_bench.show import Progress
 
 MAX_T = 9
 SCHEDULER = f"asha:max_t={MAX_T},reduction_factor=3"
@@ -35,7 +35,7 @@ PLACINGS = ("first-come", "planned")
 CASES = ("overhead", "decisions", "real", "unequal", "teams")
 
 
-def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> dict[str, Any]:
+def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
     """Measure all cases. Result: ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes``
     (growth of the searching process with each trial, its result held), ``overhead_ray_ms``, ``overhead_optuna_ms``,
     ``overhead_syne_tune_ms``, ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``, ``real``
@@ -43,22 +43,25 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
     ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
     ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
     ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose last
-    trials get help from idle slots. Rivals that are not installed are left out."""
+    trials get help from idle slots. Rivals that are not installed are left out. Raises UnknownNameError: no such
+    case."""
+    if case not in (None, *CASES):
+        raise UnknownNameError("case", case, CASES)
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
         where = Path(folder)
-        if only in (None, "overhead"):
+        if case in (None, "overhead"):
             found |= _overhead(where, rounds, quick, progress)
-        if only in (None, "decisions"):
+        if case in (None, "decisions"):
             found["core_10000_s"] = decisions.core_s()
             found["stopping_asha_agrees"] = decisions.agreement(50 if quick else 200)
             found["quality"] = decisions.quality(5 if quick else 20, lambda name: progress("decisions", name, 0.0))
-        if only in (None, "real"):
+        if case in (None, "real"):
             found |= _real(where, rounds, quick, data, progress)
-        if only in (None, "unequal"):
+        if case in (None, "unequal"):
             found |= _unequal(where, quick, progress)
-        if only in (None, "teams"):
+        if case in (None, "teams"):
             found |= _teams(where, rounds, progress)
     return found
 
@@ -270,32 +273,31 @@ def _virtual_gain(space: Space, trials: int, seed: int) -> float:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    said = Table("", "figure", title="A search", box=SIMPLE_HEAD)
-    for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
-                "memory_per_trial_bytes", "core_10000_s", "unequal_gain", "team_gain"):  # fmt: skip
-        if key in found:
-            said.add_row(key.replace("_", " "), f"{found[key]:,.2f}")
+    said = [
+        (key.replace("_", " "), f"{found[key]:,.2f}")
+        for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
+                    "memory_per_trial_bytes", "core_10000_s", "unequal_gain", "team_gain")
+        if key in found
+    ]  # fmt: skip
     if found.get("stopping_asha_agrees"):
         agrees = found["stopping_asha_agrees"]
-        said.add_row("streams that ASHA decides as Ray does", f"{agrees['agree']} of {agrees['of']}")
-    made = [said]
-    if "quality" in found:
-        best = Table("scheduler", "whose", "accuracy, %", "range", "epochs", title="On the table", box=SIMPLE_HEAD)
-        for name, rows in found["quality"].items():
-            for who, row in rows.items():
-                span = f"{row['lowest']:.2f} … {row['highest']:.2f}"
-                best.add_row(name, who, f"{row['accuracy']:.2f}", span, f"{row['epochs']:.0f}")
-        made.append(best)
-    if "real" in found:
-        real = Table("case", "method", "to target, s", "in all, s", "preparing, s", "epochs", title="A real search",
-                     box=SIMPLE_HEAD)  # fmt: skip
-        for case, methods in found["real"].items():
-            for method, rows in methods.items():
-                if rows:
-                    figures = [
-                        statistics.median(row[key] for row in rows)
-                        for key in ("target_s", "end_s", "prepared_s", "epochs")
-                    ]
-                    real.add_row(case, method, *(f"{figure:.1f}" for figure in figures))
-        made.append(real)
+        said.append(("streams that ASHA decides as Ray does", f"{agrees['agree']} of {agrees['of']}"))
+    best = [
+        (name, who, f"{row['accuracy']:.2f}", f"{row['lowest']:.2f} … {row['highest']:.2f}", f"{row['epochs']:.0f}")
+        for name, rows in found.get("quality", {}).items()
+        for who, row in rows.items()
+    ]
+    real = [
+        (case, method, *(f"{statistics.median(row[key] for row in rows):.1f}"
+                         for key in ("target_s", "end_s", "prepared_s", "epochs")))
+        for case, methods in found.get("real", {}).items()
+        for method, rows in methods.items()
+        if rows
+    ]  # fmt: skip
+    made = [table_of("A search", ("", "figure"), said)]
+    if best:
+        made.append(table_of("On the table", ("scheduler", "whose", "accuracy, %", "range", "epochs"), best))
+    if real:
+        columns = ("case", "method", "to target, s", "in all, s", "preparing, s", "epochs")
+        made.append(table_of("A real search", columns, real))
     return made

@@ -30,8 +30,8 @@ from uneven import search
 from uneven.errors import TrainingError
 from uneven.search.search_events import EVENTS, read_events
 from uneven_bench.fleet.cases import Sample, light
+from uneven_bench.harness.show import Progress
 from uneven_bench.search import trainings
-from uneven_bench.show import Progress
 
 KINDS = ("search", "worker", "preparer")
 MOST_STARTS = 5

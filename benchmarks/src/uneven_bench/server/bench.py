@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven_bench.harness.figures import shown
+from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.server import copy as server_copy
 from uneven_bench.server import crowd as server_crowd
 from uneven_bench.server import restart as server_restart
 from uneven_bench.server.fuzz import fuzz
-from uneven_bench.show import Progress, table_of
 
 BAR_OF_PLAIN = 0.5  # speed of push and pull over that of a plain copy
 
@@ -58,19 +58,18 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def _copy(result: dict[str, Any]) -> Table:
     copy = result["copy"]
-    each_mb = copy["bytes"] / 2**20
-    table = Table(title=f"{each_mb:g} MiB there and back; the bar is {result['bar_of_plain']:g}", box=SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("ms", justify="right")
-    for ours in copy["of"]:
-        table.add_column(f"speed of {ours.removeprefix('push and pull, ')}", justify="right")
-    for name, seconds in copy["seconds"].items():
-        cells = []
-        for against in copy["of"].values():
-            middle, low, high = against.get(name, [1.0, 1.0, 1.0])
-            cells.append(f"{middle:.2f} × [{low:.2f} … {high:.2f}]" if name in against else "")
-        table.add_row(name, f"{1e3 * seconds:.1f}", *cells)
-    return table
+    rows = [
+        (
+            name,
+            f"{1e3 * seconds:.1f}",
+            *(shown(against[name], unit=" ×") if name in against else "" for against in copy["of"].values()),
+        )
+        for name, seconds in copy["seconds"].items()
+    ]
+    columns = ("", "ms", *(f"speed of {ours.removeprefix('push and pull, ')}" for ours in copy["of"]))
+    return table_of(
+        f"{copy['bytes'] / 2**20:g} MiB there and back; the bar is {result['bar_of_plain']:g}", columns, rows
+    )
 
 
 def _crowd(crowd: dict[str, Any]) -> Table:
@@ -78,29 +77,25 @@ def _crowd(crowd: dict[str, Any]) -> Table:
         f"{server_crowd.WORKERS} workers and {server_crowd.SHARDS} shards for {crowd['seconds']:g} s: "
         f"{crowd['steps']:,} steps, {crowd['lost']:g} lost"
     )
-    table = Table(title=title, caption="medians over tenths of the time", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("")
-    for part in range(server_crowd.PARTS):
-        table.add_column(f"{part + 1}", justify="right")
-    for who in ("shards", "workers"):
-        for what, unit, name in (("memory_bytes", 1e6, "MB"), ("descriptors", 1, "files"), ("threads", 1, "threads")):
-            table.add_row(f"{who}, {name}", *(f"{value / unit:.0f}" for value in crowd[who][what]))
-    return table
+    rows = [
+        (f"{who}, {name}", *(f"{value / unit:.0f}" for value in crowd[who][what]))
+        for who in ("shards", "workers")
+        for what, unit, name in (("memory_bytes", 1e6, "MB"), ("descriptors", 1, "files"), ("threads", 1, "threads"))
+    ]
+    columns = ("", *range(1, server_crowd.PARTS + 1))
+    return table_of(title, map(str, columns), rows, caption="medians over tenths of the time", padding=(0, 1, 0, 0))
 
 
 def _restart(restart: dict[str, Any]) -> Table:
     title = f"Shards killed {restart['kills']} times in {restart['steps']:,} steps of {server_restart.WORKERS} workers"
-    table = table_of(title, ("", "accuracy", "greatest movement unaccounted for"))
-    for name, ending in (("undisturbed", "_undisturbed"), ("killed", "")):
-        accuracy, unaccounted = restart[f"accuracy{ending}"], restart[f"unaccounted{ending}"]
-        table.add_row(name, f"{accuracy:.1%}", f"{unaccounted:.1e}")
-    return table
+    rows = [
+        (name, f"{restart[f'accuracy{ending}']:.1%}", f"{restart[f'unaccounted{ending}']:.1e}")
+        for name, ending in (("undisturbed", "_undisturbed"), ("killed", ""))
+    ]
+    return table_of(title, ("", "accuracy", "greatest movement unaccounted for"), rows)
 
 
 def _fuzz(found: dict[str, Any]) -> Table:
-    table = table_of(
-        f"{found['messages']:,} malformed messages in {found['seconds']:.0f} s", ("refused because of", "messages")
-    )
-    for reason, count in sorted(found["refused"].items(), key=lambda pair: -pair[1]):
-        table.add_row(reason, f"{count:,}")
-    return table
+    rows = [(reason, f"{count:,}") for reason, count in sorted(found["refused"].items(), key=lambda pair: -pair[1])]
+    title = f"{found['messages']:,} malformed messages in {found['seconds']:.0f} s"
+    return table_of(title, ("refused because of", "messages"), rows)

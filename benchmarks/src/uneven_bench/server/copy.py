@@ -17,6 +17,7 @@ from uneven.runtime.messages.keys import client_keys, server_keys
 from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
+from uneven_bench.harness.figures import Spread, by_turns
 from uneven_bench.server.parts import python
 
 BYTES = 16 << 20
@@ -48,27 +49,16 @@ def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
             Pusher(directory / "near", local=True) as near,
         ):
             ways |= {FAR: far.both, NEAR: near.both}
-            times: dict[str, list[float]] = {name: [] for name in ways}
-            for number in range(rounds + WARM):
-                say(f"round {number + 1}", number / (rounds + WARM))
-                for name, way in ways.items():
-                    began_s = time.perf_counter()
-                    way()
-                    if number >= WARM:  # the first rounds touch new memory
-                        times[name].append(time.perf_counter() - began_s)
+            say(f"{rounds} rounds", 0.0)
+            times = by_turns(ways, rounds, warm=WARM)  # the first rounds touch new memory
     return {
         "bytes": BYTES,
         "seconds": {name: statistics.median(each) for name, each in times.items()},
         "of": {
-            ours: {plain: _ratio(times[plain], times[ours]) for plain in (PLAIN, PIECES, SECRET)}
+            ours: {plain: Spread.ratio(times[plain], times[ours]).three for plain in (PLAIN, PIECES, SECRET)}
             for ours in (FAR, NEAR)
         },
     }
-
-
-def _ratio(theirs: list[float], ours: list[float]) -> list[float]:
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(theirs, ours, strict=True)], n=4)
-    return [middle, low, high]
 
 
 class Pusher:

@@ -7,10 +7,9 @@ needs root, to limit links and to count bytes at a worker's interface.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,22 @@ from uneven.journal.paths import rank_paths
 from uneven.journal.pure.exchanges import Exchanged
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import carried
-from uneven_bench.lb_bsp.stage import play
-from uneven_bench.show import Progress
-from uneven_bench.sync.cases import EVERY, SyncCase, cases, package_of, quick, short
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.worker import staged
+from uneven_bench.sync.cases import EVERY, SyncCase, cases, few, package_of, short
 from uneven_bench.sync.page import tables
 from uneven_bench.sync.table import overall, summarize
-from uneven_bench.sync.worker import RESULTS, write_task
 
 __all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.sync.worker"
 
 
-def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
-    """Play the cases in order. ``quick_form``: two cases with fewer arms; or ``case`` in a shorter form. The result is
+def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
+    """Play the cases in order. ``quick``: two cases with fewer arms; or ``case`` in a shorter form. The result is
     the object that ``--json`` prints; ``docs/measurements/sync.md`` explains every key. Raises ConfigError: links
     cannot be limited here. UnknownNameError: no such case. LaunchError: a worker died."""
-    known = (quick() if case is None else short()) if quick_form else cases()
+    known = (few() if case is None else short()) if quick else cases()
     if case is not None and case not in known:
         raise UnknownNameError("case", case, known)
     if why := why_not_isolated() or why_no_bandwidth():
@@ -54,12 +52,10 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
 
 
 def _play(directory: Path, case: SyncCase, data: str, progress: Progress) -> dict[str, Any]:
-    directory.mkdir(parents=True)
     arms, left_out = _able(case)
     case = replace(case, arms=arms)
-    write_task(directory, case, data)
-    play(directory, _WORKER, case.workers, isolated=True, said=progress)
-    result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
+    task = {"what": case.name, "case": asdict(case), "data": data}
+    result: dict[str, Any] = staged(directory, _WORKER, task, case.workers, isolated=True, said=progress)
     result["left_out"] = left_out
     result["gaps"] = {name: gap for name in arms if (gap := _gap(directory / name)) is not None}
     return summarize(case, result)

@@ -151,7 +151,7 @@ def cases() -> dict[str, SyncCase]:
     return found
 
 
-def quick() -> dict[str, SyncCase]:
+def few() -> dict[str, SyncCase]:
     """Return two cases within 90 seconds."""
     all_of = arms(4, straggler=False)
     names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, AGAIN)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,59 +16,38 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from uneven.cluster.virtual.datasets import images
-from uneven.run.start.connect import Connection, connect
-from uneven.runtime.world import SITE_VARIABLE, discover, report_failures
-from uneven_bench.lb_bsp.stage import OnStage
-from uneven_bench.lb_bsp.worker import print_into
+from uneven.runtime.world import SITE_VARIABLE
+from uneven_bench.harness.worker import StageWorker, work
 from uneven_bench.sync.arm import SyncArm, TrainingStretch
 from uneven_bench.sync.arms import make, mlp
 from uneven_bench.sync.cases import EVERY, GAUGE, SyncCase, seed_of
 from uneven_bench.sync.exchange import EVERYBODY, ExchangeTimes, sweep
 
-TASK = "task.json"
-RESULTS = "results.json"
 _TIMEOUT_S = 300.0
 _LOOKED_AT = 2000  # held-out images of a loss
 _FIRST_STEPS = 2  # steps by which an arm with waiting measures the steps of a round
 
 
-def write_task(directory: Path, case: SyncCase, data: str) -> None:
-    """Write the task of the workers."""
-    (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
+def case_of(told: Mapping[str, Any]) -> SyncCase:
+    """Return a case from its JSON."""
+    rows = {key: tuple(told[key]) for key in ("shares", "rounds_s", "sites")}
+    return SyncCase(**{**told, **rows, "lines": tuple(map(tuple, told["lines"]))})
 
 
-def read_task(directory: Path) -> tuple[SyncCase, str]:
-    told = json.loads((directory / TASK).read_text())
-    rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s", "sites")}
-    rows["lines"] = tuple(tuple(one) for one in told["case"]["lines"])
-    return SyncCase(**{**told["case"], **rows}), told["data"]
-
-
-def main(directory: Path) -> None:
-    """Run the case in ``directory``."""
-    report_failures()
-    torch.set_num_threads(1)
-    _count_tiny_numbers_as_zero()
-    case, data = read_task(directory)
-    rank = discover().rank
-    os.environ[SITE_VARIABLE] = case.sites[rank] if case.sites else f"site{rank * 2 // case.workers}"
-    print_into(directory / f"output-{rank}.txt")
-    stage = OnStage(directory, rank, case.name)
-    stage.say("starting", 0.0)
-    connection = connect(discover(), _TIMEOUT_S)
-    run = _SyncRun(case, data, connection, stage, directory)
+def play(me: StageWorker) -> dict[str, Any]:
+    """Play the case of the task."""
+    run = _SyncRun(case_of(me.task["case"]), me)
     result = run.play()
-    if rank == 0:
-        (directory / RESULTS).write_text(json.dumps(result))
     run.close()
-    connection.close()
-    stage.close()
+    return result
 
 
-def _count_tiny_numbers_as_zero() -> None:
-    """Flush subnormal numbers to zero in every arm, as a user would. The momentum of dead units decays to numbers below
-    1.2e-38, which cost a processor a hundred times as much. With a block momentum of 0.875, three units in four of this
-    network died; a step took three times as long, with the same loss."""
+def before(task: dict[str, Any], rank: int) -> None:
+    """Choose this worker's site. Flush subnormal numbers to zero in every arm, as a user would: the momentum of dead
+    units decays to numbers below 1.2e-38, which cost a processor a hundred times as much. With a block momentum of
+    0.875, three units in four of this network died; a step took three times as long, with the same loss."""
+    case = case_of(task["case"])
+    os.environ[SITE_VARIABLE] = case.sites[rank] if case.sites else f"site{rank * 2 // case.workers}"
     if not torch.set_flush_denormal(True):
         sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
 
@@ -76,14 +55,15 @@ def _count_tiny_numbers_as_zero() -> None:
 class _SyncRun:
     """The arms of one case, and their results."""
 
-    def __init__(self, case: SyncCase, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
+    def __init__(self, case: SyncCase, me: StageWorker) -> None:
         self._case = case
-        self._stage = stage
-        self._directory = directory
-        self._connection = connection
-        self._line = connection.transport
-        self._rank = self._line.rank
-        found = images(data)
+        self._stage = me.stage
+        self._directory = me.directory
+        self._connection = me.connection
+        self._line = me.connection.transport
+        self._gather = me.gather
+        self._rank = me.rank
+        found = images(me.task["data"])
         self._train = found.train
         self._test = tuple(one[:_LOOKED_AT] for one in found.test.tensors)
         self._inputs = math.prod(found.train.tensors[0].shape[1:])
@@ -152,7 +132,7 @@ class _SyncRun:
         """Return the bytes that a worker of a separate gauge sends in a step."""
         gauge = self._arm(GAUGE, self._case.arms[GAUGE], self._directory / "gauge")
         block = gauge.train(seconds=self._case.gauge_s, steps=0)
-        told = [TrainingStretch(**one) for one in self._gather(asdict(block))]
+        told = self._of_all(block)
         self._free()
         gauge.close()
         self._limit()
@@ -172,10 +152,8 @@ class _SyncRun:
         return make(who, model, self._train, self._case.batch, directory, order)
 
     def _round(self, name: str, seconds: float) -> None:
-        """Train one stretch of an arm, then evaluate its model, on free links and processors."""
-        arm = self._arms[name]
-        block = arm.train(seconds=seconds, steps=self._steps(name, seconds))
-        self._note(name, block)
+        """Train one stretch of an arm, then evaluate its model."""
+        self._note({name: self._arms[name].train(seconds=seconds, steps=self._steps(name, seconds))})
 
     def _by_turns(self, names: list[str], seconds: float, done: float, part: float) -> None:
         """Train a round in short stretches, so that these arms meet the same machine, then evaluate their models."""
@@ -187,21 +165,20 @@ class _SyncRun:
                 name = names[place]
                 steps = self._steps(name, seconds / turns)
                 blocks[name].append(self._arms[name].train(seconds=seconds / turns, steps=steps, through=True))
-        for name in names:
-            self._blocks[name].append(
-                [TrainingStretch(**told) for told in self._gather(asdict(TrainingStretch.of(blocks[name])))]
-            )
-        if names:
+        self._note({name: TrainingStretch.of(each) for name, each in blocks.items()})
+
+    def _note(self, blocks: dict[str, TrainingStretch]) -> None:
+        """Note a round of some arms, and evaluate their models on free links and processors."""
+        for name, block in blocks.items():
+            self._blocks[name].append(self._of_all(block))
+        if blocks:
             self._free()
-            for name in names:
+            for name in blocks:
                 self._losses[name].append(self._loss(name))
             self._limit()
 
-    def _note(self, name: str, block: TrainingStretch) -> None:
-        self._blocks[name].append([TrainingStretch(**told) for told in self._gather(asdict(block))])
-        self._free()
-        self._losses[name].append(self._loss(name))
-        self._limit()
+    def _of_all(self, block: TrainingStretch) -> list[TrainingStretch]:
+        return [TrainingStretch(**told) for told in self._gather(asdict(block))]
 
     def _steps(self, name: str, seconds: float) -> int:
         """Return the steps that fit into ``seconds``, by the newest stretch; whole blocks of the policy. Same on all
@@ -225,7 +202,7 @@ class _SyncRun:
                 piece = min(missing, self._case.look_every or missing)
                 block = arm.train(seconds=0.0, steps=-(-piece // arm.every) * arm.every)
                 missing -= block.steps
-                self._blocks[name].append([TrainingStretch(**told) for told in self._gather(asdict(block))])
+                self._blocks[name].append(self._of_all(block))
                 self._losses[name].append(self._loss(name))
 
     # ---------------------------------------------------------------- parts of it
@@ -252,9 +229,6 @@ class _SyncRun:
             dist.barrier()
         return float(self._gather(found)[0])
 
-    def _gather(self, value: Any) -> list[Any]:
-        return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
-
     def _say(self, what: str, done: float = 0.0) -> None:
         self._done = max(self._done, done)
         self._stage.say(what, self._done)
@@ -266,4 +240,4 @@ class _SyncRun:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    work(play, before)

@@ -28,8 +28,8 @@ from uneven.errors import LaunchError, UnknownNameError
 from uneven.policy.balance import balancers
 from uneven.policy.core.records import Record
 from uneven.policy.sync import BSP
+from uneven_bench.harness.show import Progress
 from uneven_bench.recorded.runs import emulate
-from uneven_bench.show import Progress
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary, tables
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of

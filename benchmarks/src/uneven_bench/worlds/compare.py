@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.policy.core.records import Record, StepRecord
-from uneven_bench.show import table_of
+from uneven_bench.harness.figures import shown
+from uneven_bench.harness.show import table_of
 
 BALANCERS = ("even", "lb-bsp")
 
@@ -100,31 +100,35 @@ def verdict(gains: Sequence[float]) -> str:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    table = Table(title="Simulated and emulated: median ms per iteration", box=SIMPLE_HEAD)
-    for heading in ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated"):
-        table.add_column(heading, justify="right" if heading in ("simulated", "emulated", "error") else "left")
+    rows = []
     for name, case in result["cases"].items():
-        verdicts = [result["faster"][name][world] for world in Race._fields]
         for balance, one in case.items():
-            low, high = one["emulated_range_s"]
-            around = f" [{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""
-            table.add_row(
-                name if balance == BALANCERS[0] else "",
-                balance,
-                f"{one['simulated_s'] * 1e3:.1f}",
-                f"{one['emulated_s'] * 1e3:.1f}{around}",
-                f"{one['error']:.1%}",
-                *(verdicts if balance == BALANCERS[0] else ("", "")),
+            first = balance == BALANCERS[0]
+            verdicts = [result["faster"][name][world] if first else "" for world in Race._fields]
+            emulated = shown([1e3 * s for s in (one["emulated_s"], *one["emulated_range_s"])], ".1f")
+            rows.append(
+                (
+                    name if first else "",
+                    balance,
+                    f"{one['simulated_s'] * 1e3:.1f}",
+                    emulated,
+                    f"{one['error']:.1%}",
+                    *verdicts,
+                )
             )
-    agreement = table_of("How well they agree", ("", "measured"))
-    agreement.add_row("error, median", f"{result['median_error']:.1%}")
-    agreement.add_row("error, worst", f"{result['worst_error']:.1%}")
-    agreement.add_row("cases in which both say which is faster", f"{result['rank_agreement']:.0%}")
-    if result["left_out"]:
-        agreement.add_row("left out, for they need root", ", ".join(result["left_out"]))
-    agreement.add_row(
-        f"{result['workers_10000_iterations']} iterations of 10,000 workers",
-        f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
-    )
-    agreement.add_row("events per second there", f"{result['events_per_s']:,.0f}")
-    return [table, agreement]
+    told = [
+        ("error, median", f"{result['median_error']:.1%}"),
+        ("error, worst", f"{result['worst_error']:.1%}"),
+        ("cases in which both say which is faster", f"{result['rank_agreement']:.0%}"),
+        *([("left out, for they need root", ", ".join(result["left_out"]))] if result["left_out"] else []),
+        (
+            f"{result['workers_10000_iterations']} iterations of 10,000 workers",
+            f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
+        ),
+        ("events per second there", f"{result['events_per_s']:,.0f}"),
+    ]
+    columns = ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated")
+    return [
+        table_of("Simulated and emulated: median ms per iteration", columns, rows),
+        table_of("How well they agree", ("", "measured"), told),
+    ]

@@ -19,11 +19,11 @@ from uneven.policy.core.actions import Split
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.harness.stage import play
 from uneven_bench.lb_bsp import bench as lb_bsp
 from uneven_bench.lb_bsp.arms import Arm, DDPArm, SessionArm
 from uneven_bench.lb_bsp.cases import ARMS, LIMIT, OURS, RULES, LbBspCase
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
-from uneven_bench.lb_bsp.stage import play
 from uneven_bench.lb_bsp.table import summarize
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
 from uneven_bench.workloads.base import TrainingWorkload, stretch

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from uneven.cli.progress import phases
 from uneven.journal.report.console import Console
@@ -39,14 +40,24 @@ def _measured(run: Callable[[Progress], Result]) -> Result:
         return run(told)
 
 
-def table_of(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:
-    """Return a table for people: the first column to the left, the others to the right."""
-    found = Table(title=title, box=SIMPLE_HEAD)
+def table_of(
+    title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]] = (), *, narrow: bool = False, **more: Any
+) -> Table:
+    """Return a table for people: the first column to the left, the others to the right. ``narrow``: for many columns;
+    ``more``: as rich's table takes it."""
+    if narrow:
+        more = {"collapse_padding": True, "pad_edge": False} | more
+    found = Table(title=title, box=SIMPLE_HEAD, **more)
     for place, column in enumerate(columns):
-        found.add_column(column, justify="right" if place else "left")
+        found.add_column(column, justify="right" if place else "left", no_wrap=narrow)
     for row in rows:
-        found.add_row(*row)
+        found.add_row(*(one if isinstance(one, Text) else str(one) for one in row))
     return found
+
+
+def bold(text: str, when: bool) -> Text:
+    """Return a text, bold when it is ours or the best."""
+    return Text(text, "bold" if when else "")
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from uneven_bench.graph.bench import HEADLINE, run
 from uneven_bench.graph.graphs import FILES, bench_graph, drawn
 from uneven_bench.graph.page import tables
 from uneven_bench.graph.steps import learnt
-from uneven_bench.graph.turns import by_turns, middle, ratio
 from uneven_bench.graph.worker import judged
+from uneven_bench.harness.figures import Spread, by_turns
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_turns_and_ratios() -> None:
     found = by_turns({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, 2)
     assert [len(each) for each in found.values()] == [2, 2]
     assert said[-4:] == ["a", "b", "b", "a"]
-    assert ratio([2.0, 4.0, 9.0], [1.0, 1.0, 1.0]) == 4.0
-    assert middle([1.0, 2.0, 3.0, 4.0], [1.0] * 4) == (2.0, 3.0)
+    assert Spread.ratio([2.0, 4.0, 9.0], [1.0, 1.0, 1.0]).median == 4.0
+    assert Spread.ratio([1.0, 2.0, 3.0, 4.0], [1.0] * 4).pair == [1.75, 3.25]
 
 
 def test_a_drawn_graph_has_its_size() -> None:

@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ from uneven_bench.sync.cases import (
     YARDSTICK,
     SyncCase,
     cases,
-    quick,
+    few,
     seed_of,
     seeded,
     short,
@@ -50,7 +49,7 @@ from uneven_bench.sync.table import (
     reached_s,
     summarize,
 )
-from uneven_bench.sync.worker import read_task, write_task
+from uneven_bench.sync.worker import case_of
 
 CASE = SyncCase(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
 
@@ -100,7 +99,7 @@ RESULT: dict[str, Any] = {
 def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
     known = cases()
     assert len(known) == 31
-    for case in (*known.values(), *quick().values(), *short().values()):
+    for case in (*known.values(), *few().values(), *short().values()):
         assert {YARDSTICK, *SHADOWS, GAUGE} <= set(case.arms)
         assert case.name.startswith("twins") or case.name.endswith("-shadows") or {BARE, DDP} <= set(case.arms)
         assert sum(case.shares) <= CORES + 0.01
@@ -116,16 +115,15 @@ def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
             continue
         assert set(TWINS.values()) <= set(case.arms)
         assert ("bsp-balanced" in case.arms) == (max(case.shares) == pytest.approx(SLOW * min(case.shares), rel=0.01))
-    assert set(quick()) < set(known) == set(short())
+    assert set(few()) < set(known) == set(short())
     assert all(set(case.arms) <= set(known[name].arms) for name, case in short().items())
     pairs = known["twins-4"].arms
     assert [seed_of(name) for name in pairs if pairs[name] == pairs[GAUGE]] == list(range(SEEDS))
 
 
-def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_task_comes_back_as_it_was_written() -> None:
     for case in cases().values():
-        write_task(tmp_path, case, "digits")
-        assert read_task(tmp_path) == (case, "digits")
+        assert case_of(json.loads(json.dumps(asdict(case)))) == case
 
 
 def test_short_stretches_add_up_to_a_round() -> None:
@@ -262,7 +260,7 @@ def test_workers_without_a_session_take_the_parts_that_a_session_gives() -> None
 
 def test_yardsticks_and_shadows_take_short_turns_where_their_shares_are_the_question() -> None:
     told_apart = {YARDSTICK, AGAIN, *SHADOWS}
-    for of in (cases(), short(), quick()):
+    for of in (cases(), short(), few()):
         for name, case in of.items():
             assert set(case.by_turns) == (set() if name == "twins-4" else told_apart), name
             if case.by_turns:

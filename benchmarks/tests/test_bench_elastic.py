@@ -431,11 +431,11 @@ def test_the_tables_show_every_arm_and_say_who_is_left_out(tmp_path: Path) -> No
         assert part in text
 
 
-def test_a_case_that_does_not_exist_is_refused_and_ours_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_does_not_exist_is_refused_and_a_rival_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match="faults"):
-        bench.run(True, lambda *_: None, only="fault")
-    monkeypatch.setattr(arms, "_has_elastic", lambda: False)
+        bench.run(True, lambda *_: None, case="fault")
+    monkeypatch.setattr(bench, "overhead", lambda *_: {})
     monkeypatch.setattr(arms.importlib.util, "find_spec", lambda name: None)
-    result = bench.run(True, lambda *_: None, only="overhead")
-    assert result["left_out"].keys() == {"uneven", "torchft"}
+    result = bench.run(True, lambda *_: None, case="overhead")
+    assert result["left_out"].keys() == {"torchft"}
     assert set(result["overhead"].values()) == {None}

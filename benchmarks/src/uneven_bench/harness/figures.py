@@ -1,0 +1,82 @@
+"""Medians with their middle half, over rounds in which all arms take turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from uneven_bench.harness.show import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and the middle half of a list of ratios or seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Return the spread of at least one value."""
+        each = list(values)
+        if len(each) < 2:
+            return cls(each[0], each[0], each[0])
+        low, _, high = statistics.quantiles(each, n=4, method="inclusive")
+        return cls(statistics.median(each), low, high)
+
+    @classmethod
+    def ratio(cls, above: Sequence[float], below: Sequence[float]) -> Spread:
+        """Return the spread of the ratios of common rounds, in which both met the same machine."""
+        return cls.of(a / b for a, b in zip(above, below, strict=True))
+
+    @property
+    def pair(self) -> list[float]:
+        """The middle half."""
+        return [self.low, self.high]
+
+    @property
+    def three(self) -> list[float]:
+        """The median and the middle half."""
+        return [self.median, self.low, self.high]
+
+
+def shown(three: Sequence[float], form: str = ".2f", unit: str = "") -> str:
+    """Return a median and its middle half in words; the median alone if the others are equal."""
+    middle, low, high = three
+    return f"{middle:{form}}{unit}" + (f" [{low:{form}} … {high:{form}}]" if high > low else "")
+
+
+def in_turns(progress: Progress, phase: str, *each: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield all combinations, the last one changes first, and report how far they are. The first is mostly a range of
+    rounds, so that in each all others take turns."""
+    jobs = list(product(*each))
+    for number, job in enumerate(jobs):
+        progress(phase, ", ".join(str(one) for one in job if isinstance(one, str)), number / len(jobs))
+        yield job
+    progress(phase, "done", 1.0)
+
+
+def by_turns(
+    arms: Mapping[str, Callable[[], Any]], rounds: int, *, least_s: float = 0.0, warm: int = 2
+) -> dict[str, list[float]]:
+    """Return the seconds of each arm, round by round, after ``warm`` rounds that do not count. An arm repeats within
+    its turn for ``least_s``, and its mean counts; each round begins with another arm."""
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    repeats = dict.fromkeys(arms, 1)
+    names = list(arms)
+    for number in range(-warm, rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            began_s = time.perf_counter()
+            for _ in range(repeats[name]):
+                arms[name]()
+            taken_s = (time.perf_counter() - began_s) / repeats[name]
+            if number >= 0:
+                found[name].append(taken_s)
+            elif number == -1:
+                repeats[name] = max(1, int(least_s / max(1e-9, taken_s)))
+    return found

@@ -1,0 +1,47 @@
+"""The processes of a run, found by a variable of their environment, in any process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+MARK = "UNEVEN_BENCH_RUN"  # a variable in the environment of all processes of a run: its folder
+
+
+def running(folder: Path) -> Iterator[psutil.Process]:
+    """Yield all processes of the run in this folder, zombies excluded."""
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if one.status() == psutil.STATUS_ZOMBIE or one.pid == os.getpid():
+                continue
+            if one.environ().get(MARK) == str(folder) or one.cwd() == str(folder):
+                yield one
+
+
+def own_environment(folder: Path, temporary: Path) -> dict[str, str]:
+    """Return the environment of a run in this folder, without the variables of a launcher of the bench itself, which
+    would mislead the workers. ``temporary``: for its temporary files."""
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("UNEVEN_", "TORCHELASTIC_"))},
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(temporary),
+        MARK: str(folder),
+    }
+
+
+def sweep(folder: Path) -> None:
+    """Kill all remaining processes of a run."""
+    # A process may fork while the list is made, so look until none is left.
+    while left := list(running(folder)):
+        for one in left:
+            with suppress(OSError):
+                os.kill(one.pid, signal.SIGKILL)
+        time.sleep(0.01)
