@@ -162,7 +162,7 @@ def worlds(
     json: Json = False,
     data: Data = "digits",
     case: Case = None,
-    width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 32")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 16")] = None,
 ) -> None:
     """Described clusters, emulated and simulated: do both agree?
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,12 +18,12 @@ from typing import Any
 from rich.table import Table
 
 from uneven import journal
-from uneven.errors import LaunchError
 from uneven.policy.balance import LbBsp
 from uneven.policy.control import Decider, Report, ReportTable
 from uneven.policy.core.records import Record, StepRecord
 from uneven.policy.core.views import Limits
 from uneven_bench.harness.figures import in_turns, shown
+from uneven_bench.harness.program import program
 from uneven_bench.harness.show import Progress, table_of
 
 WORKERS = (4, 8)
@@ -65,13 +63,8 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
 
 def _train(workers: int, iterations: int, data: str, where: Path) -> list[Record]:
-    command = [
-        *(sys.executable, "-m", "uneven", "run", "--nproc", str(workers), "--run-dir", str(where), "--module"),
-        *("uneven_bench.worlds.worker", str(iterations), str(_PER_WORKER * workers), data),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    if done.returncode:
-        raise LaunchError(f"a run of {workers} workers failed:\n{done.stderr[-3000:]}", done.returncode)
+    words = ("uneven", "run", "--nproc", workers, "--run-dir", where, "--module", "uneven_bench.worlds.worker")
+    program(*words, iterations, _PER_WORKER * workers, data, timeout_s=_LIMIT_S)
     return list(journal.read(where).records())
 
 

@@ -22,6 +22,7 @@ from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
 from uneven_bench.harness.figures import Spread, in_turns, shown
 from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.workloads.base import WholeStretch, whole
 
 BATCH = 64
 _RATE, _MOMENTUM = 0.02, 0.9
@@ -97,7 +98,7 @@ def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int)
     try:
         with Session(balance="even", sync="bsp", threads=way.threads, seed=seed) as session:
             session.setup(model, optimizer)
-            session.loader(_Repeated(rows, samples), BATCH, collate_fn=_same)
+            session.loader(WholeStretch(rows.train, samples), BATCH, collate_fn=whole)
             began_s = time.perf_counter()
             session.train(loop)
             took_s = time.perf_counter() - began_s
@@ -107,28 +108,6 @@ def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int)
     x, y = rows.test.tensors
     with torch.no_grad():
         return samples / took_s, F.cross_entropy(model(x[:2000]), y[:2000]).item()
-
-
-class _Repeated:
-    """The training set's first samples, repeated if it has fewer; whole batches are cut out of its tensors."""
-
-    def __init__(self, rows: ImageData, samples: int) -> None:
-        self._x, self._y = rows.train.tensors
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._x[index % len(self._x)], self._y[index % len(self._x)]
-
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.tensor(indices) % len(self._x)
-        return self._x[rows], self._y[rows]
-
-
-def _same(batch: Any) -> Any:
-    return batch
 
 
 def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from uneven_bench.harness.program import write_whole
+
 _LOOK_EVERY_S = 1.0
 
 
@@ -29,9 +31,7 @@ def main(kind: str, where: Path, here: str) -> None:
 
         served = TCPStore(here, 0, is_master=True, wait_for_workers=False)
         address = f"{here}:{served.port}"
-    half = where.with_suffix(".half")
-    half.write_text(address)
-    half.replace(where)
+    write_whole(where, address)
     while served:
         time.sleep(_LOOK_EVERY_S)
 

@@ -14,6 +14,7 @@ import psutil
 from uneven_bench.elastic import logs
 from uneven_bench.elastic.logs import WorkerLog
 from uneven_bench.elastic.worker import CONTROL
+from uneven_bench.harness.program import write_whole
 
 _FOR_EVER = 1_000_000_000
 
@@ -45,10 +46,7 @@ class Orders:
         self._write()
 
     def _write(self) -> None:
-        # Rename a whole file into place: workers read it at any time.
-        half = self._path.with_suffix(".half")
-        half.write_text(json.dumps(self._told))
-        half.replace(self._path)
+        write_whole(self._path, json.dumps(self._told))
 
 
 class Tail:

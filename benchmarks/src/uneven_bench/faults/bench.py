@@ -23,7 +23,7 @@ from uneven_bench.faults.cases import FaultCase, draw
 from uneven_bench.faults.play import PlayedFault, play
 from uneven_bench.harness.show import Progress, table_of
 
-FAULTS, FEW = 200, 24
+FAULTS, FEW = 200, 16
 SEED = 28
 
 _LOOK_EVERY_S = 0.05
@@ -31,7 +31,7 @@ _SHOWN = 1500  # characters from the end of the output of a failed run
 
 
 def run(quick: bool, progress: Progress, seed: int | None = None, only: str | None = None) -> dict[str, Any]:
-    """Play 200 faults, some at a time; with ``quick``, 24. ``seed``: draws the cases; ``only``: the number of one case,
+    """Play 200 faults, some at a time; with ``quick``, 16. ``seed``: draws the cases; ``only``: the number of one case,
     or "K-L" for several in a row. Result: ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``,
     ``missed`` (the culprit never came to its step), ``longest_s``, ``kinds`` (the number of each), and ``wrong``: for
     each wrong end its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``. Raises ConfigError:

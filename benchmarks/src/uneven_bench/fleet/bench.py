@@ -67,7 +67,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     median of the ratios within a repeat; the last two are empty without the rival) and ``preprocess_saving`` (method →
     baseline's processor time ÷ the method's). ``plan_gap_to_optimal``: the excess time of FLEET-G's plan over the best
     rounds, both from the measured rates. Raises TrainingError: a member failed."""
-    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 4000, 3)
+    repeats, samples, epochs = (1, 600, 2) if quick else (3, 4000, 3)
     progress("profiling", "", 0.0)
     began_s = time.perf_counter()
     rates = profile(data)

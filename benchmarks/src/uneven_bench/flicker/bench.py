@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from rich.table import Table as Shown
 
 from uneven.policy.balance import balancers
 from uneven_bench.flicker.play import flicker, together
+from uneven_bench.harness.data import machine_use
 from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.rivals.bench import recordings
 from uneven_bench.rivals.cases import ITERATIONS, Table, cases
@@ -44,9 +43,8 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
 def _uses(google: Table | None) -> dict[str, Table]:
     """Return recordings of the use of machines, (records, machines)."""
     found = {"Google": google} if google is not None else {}
-    path = Path(os.environ.get("UNEVEN_DATA", ""), "traces", "planetlab_cpu.npz")
-    if path.is_file():
-        found["PlanetLab"] = np.load(path)["cpu_percent"].T.astype(np.float64) / 100.0
+    if (planetlab := machine_use("planetlab_cpu")) is not None:
+        found["PlanetLab"] = planetlab
     if not found:
         rng = np.random.default_rng(0)
         found["made up"] = np.clip(rng.beta(1.0, 4.0, (ITERATIONS, 32)), 0.0, 0.95)

@@ -14,12 +14,13 @@ from uneven.errors import DataError
 from uneven.focus import IngestOptions, LadderRung, Sprites, Truth, VideoSource
 from uneven.focus.truth import Crops
 from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
+from uneven_bench.harness.data import CIFAR, cifar10
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
 
-_STEPS, _QUICK_STEPS = 1200, 120
-_SURE, _QUICK_SURE = 0.9, 0.5
+_STEPS, _QUICK_STEPS = 1200, 60
+_SURE, _QUICK_SURE = 0.9, 0.4
 """The least confidence of the truth network in a picture: a detector would not report others."""
 
 KNOWN = 8  # pictures of each class that cross the scene: a camera sees the same cars and people again
@@ -87,24 +88,12 @@ def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
 
 
 def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:
-    """Read the file of differences to the pixel above, to the left, and to the other colours, modulo 256."""
-    path = data_folder() / "cifar10" / "cifar10_10k2k_delta.npz"
+    path = data_folder() / CIFAR
     if not path.exists():
         raise DataError(f"{path} does not exist: the bench needs the CIFAR-10 subset of UNEVEN_DATA")
-    with np.load(path, allow_pickle=False) as file:
-        return (
-            _undone(file["x_train_delta"]),
-            file["y_train"].astype(np.int64),
-            _undone(file["x_test_delta"]),
-            file["y_test"].astype(np.int64),
-        )
-
-
-def _undone(delta: npt.NDArray[np.uint8]) -> Crops:
-    pixels = np.cumsum(np.cumsum(delta, 2, dtype=np.uint8), 3, dtype=np.uint8)
-    pixels[:, 0] += pixels[:, 1]
-    pixels[:, 2] += pixels[:, 1]
-    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    x, y, test_x, test_y = cifar10(path)
+    x, test_x = (np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in (x, test_x))
+    return x, y, test_x, test_y
 
 
 def data_folder() -> Path:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from uneven_bench.harness.program import program
 
 VERTICES, EDGES, WIDTH, CLASSES, STEPS = 1_000_000, 20_000_000, 64, 16, 3
 
 
 def large() -> dict[str, float]:
     """Return ``cut_s`` of ne at four parts without writing, ``step_s`` in one process, ``peak_gb`` of all that."""
-    done = subprocess.run([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, float] = json.loads(program(__name__).splitlines()[-1])
     return told
 
 

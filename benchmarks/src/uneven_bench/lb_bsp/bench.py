@@ -8,7 +8,6 @@ min-max and runs on plain DDP.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from uneven import journal
 from uneven.cluster.emulate.capabilities import why_not_isolated
-from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import UnknownNameError
 from uneven.policy.core.records import StepRecord
+from uneven_bench.harness.data import job_times, machine_use
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress
 from uneven_bench.harness.worker import staged
-from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, Table, cases, short
+from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, cases, short
 from uneven_bench.lb_bsp.page import tables
 from uneven_bench.lb_bsp.table import ratios, summarize, wait_share, walls
 
@@ -41,7 +38,7 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
     ``case``: this one only, or all with this prefix: flicker. Returns the object that ``--json`` prints;
     ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key. Raises UnknownNameError: no
     such case. LaunchError: a worker died."""
-    known = {one.name: one for one in short()} if quick else cases(_jobs(), _use())
+    known = {one.name: one for one in short()} if quick else cases(job_times(), machine_use("planetlab_cpu"))
     if case is not None and case not in {*known, *(name.split("-")[0] for name in known)}:
         raise UnknownNameError("case", case, known)
     wanted = [one for name, one in known.items() if case in (None, name, name.split("-")[0])]
@@ -61,28 +58,6 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
     for key in ("best_rival", "gain_over_best_rival"):
         found[key] = {name: rows[key] for name, rows in found["cases"].items()}
     return found
-
-
-def _jobs() -> Table | None:
-    """Return the mini-batch times of a recorded job, or None if they are not on this machine."""
-    folder = os.environ.get(DATA_VARIABLE)
-    path = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
-    if not folder or not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        worker, times = arrays["job4_worker"], arrays["job4_batch_time_norm"].astype(float)
-    rows = [times[worker == number] for number in range(10)]
-    return np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
-
-
-def _use() -> Table | None:
-    """Return the use of machines, one row for five minutes, or None if it is not on this machine."""
-    folder = os.environ.get(DATA_VARIABLE)
-    path = Path(folder or "", "traces", "planetlab_cpu.npz")
-    if not folder or not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        return np.asarray(arrays["cpu_percent"].T, dtype=np.float64) / 100.0
 
 
 def _play(

@@ -166,11 +166,11 @@ def short() -> tuple[LbBspCase, LbBspCase]:
     """Return the steady case and ours with DDP on equal workers, within ninety seconds, without the rivals."""
     steady = LbBspCase(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,
-        settling=3, rounds=40, seconds=32.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
+        settling=3, rounds=40, seconds=20.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
     )  # fmt: skip
     pair = LbBspCase(
         name="pair", about="four workers that nobody slows down", arms=PAIR, global_batch=256, settling=2,
-        rounds=80, seconds=8.0, profile_s=0.0, look=0,
+        rounds=80, seconds=6.0, profile_s=0.0, look=0,
     )  # fmt: skip
     return steady, pair
 

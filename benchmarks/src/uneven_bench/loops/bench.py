@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +11,13 @@ from typing import Any
 
 from rich.table import Table
 
-from uneven.errors import LaunchError, UnknownNameError
+from uneven.errors import UnknownNameError
 from uneven_bench.harness.figures import Spread, shown
+from uneven_bench.harness.program import program
 from uneven_bench.harness.show import Progress, table_of
 
 CASES = ("packed", "padded", "evaluate")
 SHARES = "0.6,0.4,0.2,0.1"
-
-_LIMIT_S = 600.0
 
 Rounds = list[dict[str, list[dict[str, float]]]]  # each worker's results, by round, then by arm
 
@@ -45,14 +42,8 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
 
 def _play(case: str, rounds: int, seconds: float) -> Rounds:
     with tempfile.TemporaryDirectory(prefix="uneven-loops-") as folder:
-        command = [
-            *(sys.executable, "-m", "uneven", "run", "--nproc", "4", "--shares", SHARES),
-            *("--run-dir", f"{folder}/run", "--module", "uneven_bench.loops.worker"),
-            *(case, str(rounds), str(seconds), folder),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-        if done.returncode:
-            raise LaunchError(f"case {case} failed:\n{done.stderr[-3000:]}", done.returncode)
+        words = ("uneven", "run", "--nproc", 4, "--shares", SHARES, "--run-dir", f"{folder}/run", "--module")
+        program(*words, "uneven_bench.loops.worker", case, rounds, seconds, folder)
         workers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(4)]
     return [{arm: [one[number][arm] for one in workers] for arm in workers[0][number]} for number in range(rounds)]
 

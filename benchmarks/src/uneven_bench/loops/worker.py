@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, TensorDataset
 import uneven
 from uneven.errors import DataError
 from uneven.runtime.world import discover
+from uneven_bench.workloads.base import Images, whole
 
 PAST, BATCH, WARM = 8, 128, 24
 """Characters that a guess looks at; speeches of a global batch; iterations that do not count."""
@@ -48,19 +49,6 @@ class Speeches(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.texts[index]
-
-
-class Rows(Dataset[Tensor]):
-    """Samples fetched together, so that the model takes most of the time."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, indices: list[int]) -> Tensor:
-        return self.rows[indices]
 
 
 class Guess(nn.Module):
@@ -125,10 +113,10 @@ def evaluate(how: str, samples: int) -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     busy_s, seen = 0.0, 0
 
-    def count(batch: Tensor) -> int:
+    def count(rows: tuple[Tensor]) -> int:
         nonlocal busy_s, seen
         began_s = time.perf_counter()
-        model(batch)
+        model(batch := rows[0])
         busy_s += time.perf_counter() - began_s
         seen += len(batch)
         return len(batch)
@@ -141,17 +129,17 @@ def evaluate(how: str, samples: int) -> dict[str, Any]:
                 model(x).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        session.evaluate(count, Rows(rows[:2048]), 1024, collate_fn=lambda batch: batch)  # as after an earlier epoch
+        session.evaluate(count, Images(TensorDataset(rows[:2048])), 1024, collate_fn=whole)  # as after an earlier epoch
         busy_s, seen = 0.0, 0
         session.mean(0.0, weight=1.0)  # a barrier: all begin together
         began_s = time.perf_counter()
         if how == "balanced":
-            total = session.evaluate(count, Rows(rows), 1024, collate_fn=lambda batch: batch)
+            total = session.evaluate(count, Images(TensorDataset(rows)), 1024, collate_fn=whole)
         else:
             mine = rows[session.rank :: session.world_size] if how == "equal" else rows[: 0 if session.rank else None]
             with torch.no_grad():
                 for batch in mine.split(64) if len(mine) else ():
-                    count(batch)
+                    count((batch,))
             total = round(session.mean(float(seen), weight=1.0) * session.world_size)
         took_s = session.mean(time.perf_counter() - began_s, weight=1.0)
     assert total == samples, f"{total} samples were evaluated, not {samples}"

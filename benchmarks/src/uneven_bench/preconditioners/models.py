@@ -10,41 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class _Normed(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.one = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm = nn.GroupNorm(8, outputs)
-        self.two = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(8, outputs)
-        self._stride = stride
-        self._more = outputs - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.norm2(self.two(F.relu(self.norm(self.one(x)))))
-        if self._more:
-            x = F.pad(x[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, self._more // 2, self._more // 2))
-        return F.relu(found + x)
-
-
-class ResNet(nn.Module):
-    """A network for images of 32 × 32, of 6 n + 2 layers, with group norm; shortcuts without weights."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.norm = nn.GroupNorm(8, 16)
-        widths = [16] * n + [32] * n + [64] * n
-        blocks = [
-            _Normed(before, width, 1 + (width != before)) for before, width in zip([16, *widths], widths, strict=False)
-        ]
-        self.blocks = nn.Sequential(*blocks)
-        self.last = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits, shape (samples, 10)."""
-        return self.last(self.blocks(F.relu(self.norm(self.first(x)))).mean((2, 3)))
+from uneven_bench.workloads.resnet import resnet32
 
 
 class _Attention(nn.Module):
@@ -110,8 +76,8 @@ def _mlp() -> nn.Module:
 
 
 MODELS = {
-    "resnet20": TimedModel(lambda: ResNet(3), _images, 8),
-    "resnet32": TimedModel(lambda: ResNet(5), _images, 8),
+    "resnet20": TimedModel(lambda: resnet32(3), _images, 8),
+    "resnet32": TimedModel(lambda: resnet32(5), _images, 8),
     "mlp": TimedModel(_mlp, _rows, 32),
     "transformer": TimedModel(Transformer, _words, 4),
 }

@@ -30,11 +30,11 @@ from uneven_bench.recommendation.quality import quality
 from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
 ROUNDS, QUICK_ROUNDS = 5, 1
-_WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
+_WINDOW_S, _QUICK_WINDOW_S = 6.0, 2.0
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
-_SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 24_000
+_SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 12_000
 BATCHES = (128, 512, 2048)
 
 
@@ -82,8 +82,8 @@ SPEED = {
 """The measurements of one case; in each round one after the other."""
 PARTS = (*SPEED, "quality", "killed", "checkpoint")
 QUICK = (
-    "1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one trainer, tables in it",
-    "one process, flat", "two processes, flat", "DDP, sparse", "TorchRec, batch 128",
+    "1 at 0.2 core", "4 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
+    "DDP, sparse",
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import uneven
 from uneven.runtime.rundir import mark_coming, mark_ready
 from uneven_bench.recommendation.model import DLRM, FlatTables, Log, ModuleTables, served
+from uneven_bench.workloads.base import whole
 
 WAYS = ("served", "held", "flat", "modules", "ddp", "torchrec", "torchrec-pipeline")
 _WARM = 20  # batches
@@ -78,7 +79,7 @@ def _in_session(asked: argparse.Namespace) -> None:
     session.setup(model, optimizer)
     size = session.world.size
     ahead: dict[str, Any] = {"ids": lambda batch: batch[0], "ahead": 1} if remote else {}
-    loader = session.loader(Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=_same, **ahead)
+    loader = session.loader(Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=whole, **ahead)
     marks = Marks(asked.folder, session.rank, size, asked.window_s)
     _train(model, [optimizer], loader, marks)
     session.close()
@@ -149,10 +150,6 @@ def _voted(over: bool, number: int) -> bool:
     votes = torch.tensor(float(over))
     dist.all_reduce(votes)
     return votes.item() > 0
-
-
-def _same(batch: Any) -> Any:
-    return batch
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ every iteration free of charge. ``docs/ideas/rivals.md`` lists the gaps of each 
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table as Shown
 
-from uneven.cluster.series import DATA_VARIABLE
 from uneven.policy.balance import balancers
 from uneven_bench.balancers.rivals import RIVALS, Lbb
+from uneven_bench.harness.data import job_times, machine_use
 from uneven_bench.harness.show import Progress, bold, table_of
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
@@ -106,19 +103,9 @@ def best_rival(rows: dict[str, dict[str, Any]]) -> str:
 
 def recordings() -> dict[str, Table]:
     """Return the recorded traces on this machine."""
-    folder = os.environ.get(DATA_VARIABLE)
-    found: dict[str, Table] = {}
-    jobs = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
-    if folder and jobs.is_file():
-        with np.load(jobs, allow_pickle=False) as arrays:
-            worker, times = arrays["job4_worker"], arrays["job4_batch_time_norm"].astype(float)
-        rows = [times[worker == number] for number in range(10)]
-        found["jobs"] = np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
-    use = Path(folder or "", "traces", "google2011_vm_cpu_mem.npz")
-    if folder and use.is_file():
-        with np.load(use, allow_pickle=False) as arrays:
-            found["use"] = arrays["cpu_percent"][list(GOOGLE_ROWS)].astype(float).T / 100.0
-    return found
+    jobs, use = job_times(), machine_use("google2011_vm_cpu_mem")
+    found = {} if jobs is None else {"jobs": jobs}
+    return found if use is None else found | {"use": use[:, list(GOOGLE_ROWS)]}
 
 
 def tables(result: dict[str, Any]) -> list[Shown]:

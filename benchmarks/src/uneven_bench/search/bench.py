@@ -56,13 +56,13 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         if case in (None, "decisions"):
             found["core_10000_s"] = decisions.core_s()
             found["stopping_asha_agrees"] = decisions.agreement(50 if quick else 200)
-            found["quality"] = decisions.quality(5 if quick else 20, lambda name: progress("decisions", name, 0.0))
+            found["quality"] = decisions.quality(3 if quick else 20, lambda name: progress("decisions", name, 0.0))
         if case in (None, "real"):
             found |= _real(where, rounds, quick, data, progress)
         if case in (None, "unequal"):
             found |= _unequal(where, quick, progress)
         if case in (None, "teams"):
-            found |= _teams(where, rounds, progress)
+            found |= _teams(where, rounds, 6 if quick else 18, progress)
     return found
 
 
@@ -87,7 +87,7 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
         return time.perf_counter() - began_s
 
     found: dict[str, list[float]] = {"ours": [], "ray": [], "optuna": [], "syne_tune": []}
-    few, many = (500, 2_500) if quick else (2_000, 12_000)
+    few, many = (500, 1_500) if quick else (2_000, 12_000)
     held = [trivial(few, "few")]
     before_bytes = psutil.Process().memory_info().rss
     held.append(trivial(many, "many"))
@@ -155,7 +155,7 @@ class RealSearch:
 def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     """Run the real searches. In each round a case's target is the lowest of the methods' best accuracies, so all have
     reached it."""
-    samples, trials = (400, 6) if quick else (1000, 9)
+    samples, trials = (300, 4) if quick else (1000, 9)
     train, validate = trainings.sets(data, samples)
     side = train[0][0].shape[-1]
     space: dict[str, Any] = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8, 12), "side": side}
@@ -239,14 +239,14 @@ def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
+def _teams(where: Path, rounds: int, epochs: int, progress: Progress) -> dict[str, Any]:
     """Measure searches in which slots of ended trials help the remaining ones, or do not."""
     took: dict[str, list[float]] = {"planned": [], "flotillas": []}
     for number in range(rounds):
         for placing, each in took.items():
             progress("teams", placing, 0.0)
             result = search.run(
-                trainings.divided, {"cost": search.uniform(0.5, 2.0)}, metric="score", trials=5, max_t=18,
+                trainings.divided, {"cost": search.uniform(0.5, 2.0)}, metric="score", trials=5, max_t=epochs,
                 devices=len(trainings.SHARES), data=trainings.SineSamples(),
                 directory=where / f"{placing} {number} teams", placing=placing, progress=False, seed=number,
             )  # fmt: skip

@@ -18,6 +18,7 @@ from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
 from uneven_bench.harness.figures import Spread, by_turns
+from uneven_bench.harness.program import write_whole
 from uneven_bench.server.parts import python
 
 BYTES = 16 << 20
@@ -121,9 +122,7 @@ def main() -> None:
     if secret:
         server_keys(directory).serve(socket, b"echo")
     port = socket.bind_to_random_port("tcp://127.0.0.1")
-    new = place.with_suffix(".new")
-    new.write_text(f"tcp://127.0.0.1:{port}")
-    new.replace(place)
+    write_whole(place, f"tcp://127.0.0.1:{port}")
     parent = os.getppid()
     while os.getppid() == parent:
         if socket.poll(1000):

@@ -17,6 +17,7 @@ import psutil
 
 from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
+from uneven_bench.harness.program import write_whole
 from uneven_bench.server.parts import ended, python, wait_for
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
@@ -104,20 +105,14 @@ def main() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    _tell(directory / f"steps-{first}", sum(steps))
+    write_whole(directory / f"steps-{first}", str(sum(steps)))
     while len(list(directory.glob("steps-*"))) < PROCESSES and os.getppid() != 1:
         time.sleep(0.05)
     clients[0].pull().into(arrays)
     assert arrays[0].min() == arrays[0].max()
-    _tell(directory / f"held-{first}", float(arrays[0][0]))
+    write_whole(directory / f"held-{first}", str(float(arrays[0][0])))
     for client in clients:
         client.close()
-
-
-def _tell(path: Path, value: float) -> None:
-    new = path.with_name(f"new-{path.name}")
-    new.write_text(str(value))
-    new.replace(path)
 
 
 if __name__ == "__main__":

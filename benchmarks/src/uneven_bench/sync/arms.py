@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import uneven
 from uneven.policy.core.registry import parse_spec
@@ -24,24 +24,7 @@ from uneven.policy.sync import Pace, policies
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import HIVEMIND, TORCHFT
-from uneven_bench.workloads.base import whole
-
-
-class Images(Dataset[Any]):
-    """A data set that returns whole batches."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self._tensors = data.tensors
-
-    def __len__(self) -> int:
-        return len(self._tensors[0])
-
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor[place] for tensor in self._tensors)
-
-    def __getitems__(self, places: list[int]) -> tuple[torch.Tensor, ...]:
-        """Return a batch for torch's loader: images (n, …) and labels (n,)."""
-        return tuple(tensor[places] for tensor in self._tensors)
+from uneven_bench.workloads.base import Images, whole
 
 
 class EvenSampler(Sampler[list[int]]):

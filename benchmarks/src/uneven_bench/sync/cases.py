@@ -152,14 +152,15 @@ def cases() -> dict[str, SyncCase]:
 
 
 def few() -> dict[str, SyncCase]:
-    """Return two cases within 90 seconds."""
-    all_of = arms(4, straggler=False)
-    names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, AGAIN)
-    few = {name: all_of[name] for name in names}
-    pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, BARE, DDP, *SHADOWS, "bsp-balanced", AGAIN)}
-    full = cases()
-    found = (replace(full["100mbit-4"], arms=few), replace(full["straggler-2"], arms=pair))
-    return {case.name: replace(_short(case), rounds_s=(0.9, 0.9), turns=3, equal_steps=90) for case in found}
+    """Return two cases of :func:`short` with even fewer arms, both within 90 seconds."""
+    all_of, pair = arms(4, straggler=False), arms(2, straggler=True)
+    names = (YARDSTICK, BARE, DDP, *SHADOWS, AGAIN)
+    found = {"100mbit-4": (all_of, (*names, "local")), "straggler-2": (pair, (*names, "bsp-balanced"))}
+    full = short()
+    return {
+        name: replace(full[name], arms={arm: every[arm] for arm in every if arm in some}, rounds_s=_SHORT_ROUNDS_S[:2])
+        for name, (every, some) in found.items()
+    }
 
 
 _LEFT = (
@@ -170,21 +171,21 @@ _LEFT = (
 
 
 def short() -> dict[str, SyncCase]:
-    """Return every case in a form of four to six minutes, with fewer arms and rounds."""
+    """Return every case in a form of a minute and a half, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
-        if case.rounds_s == _TWINS_ROUNDS_S:
-            found[name] = case
-            continue
-        if case.rounds_s == _SHADOWS_ROUNDS_S:
-            found[name] = replace(case, rounds_s=case.rounds_s[: len(case.rounds_s) // 2])
-            continue
-        few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
-        found[name] = _short(replace(case, arms=few))
+        if name == "twins-4":
+            one = _compared(1, case.workers)
+            found[name] = replace(case, arms=one, rounds_s=_TWINS_ROUNDS_S[:2], gauge_s=6.0, equal_steps=90)
+        elif case.rounds_s == _SHADOWS_ROUNDS_S:
+            found[name] = replace(case, rounds_s=case.rounds_s[:3])
+        else:
+            left = {arm: who for arm, who in case.arms.items() if arm not in _LEFT}
+            found[name] = replace(case, arms=left, rounds_s=_SHORT_ROUNDS_S, turns=3, settling_s=0.7, equal_steps=90)
     return found
 
 
-_SHORT_ROUNDS_S = (1.5,) * 10  # many short rounds, so that arms take turns before the machine changes
+_SHORT_ROUNDS_S = (0.9,) * 3
 _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 
@@ -214,10 +215,6 @@ def _shadows_alone(case: SyncCase) -> SyncCase:
 
 def _turns(rounds_s: tuple[float, ...]) -> int:
     return round(rounds_s[0] / _TURN_S)
-
-
-def _short(case: SyncCase) -> SyncCase:
-    return replace(case, rounds_s=_SHORT_ROUNDS_S, turns=_turns(_SHORT_ROUNDS_S), settling_s=0.7, equal_steps=360)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:

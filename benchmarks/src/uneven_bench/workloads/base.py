@@ -43,6 +43,23 @@ class TrainingWorkload:
         return torch.optim.SGD(parameters, lr=self.rate, momentum=0.9)
 
 
+class Images(Dataset[Any]):
+    """A data set that returns whole batches."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._tensors = data.tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[place] for tensor in self._tensors)
+
+    def __getitems__(self, places: list[int]) -> tuple[torch.Tensor, ...]:
+        """Return a batch for torch's loader: images (n, …) and labels (n,)."""
+        return tuple(tensor[places] for tensor in self._tensors)
+
+
 class Stretch(Dataset[tuple[torch.Tensor, ...]]):
     """The next ``samples`` samples of a data set in every block, from its beginning again after its end, so that a
     loader's epoch is a block. The order does not depend on how ``data`` is stored."""

@@ -9,9 +9,8 @@ matter of the split.
 
 from __future__ import annotations
 
-import os
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,9 @@ from torch.utils.data import TensorDataset
 
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.cluster.virtual.datasets import digits
-from uneven.errors import DataError
+from uneven_bench.harness.data import CIFAR, cifar10, data_file
 from uneven_bench.workloads.base import TrainingWorkload
 
-_FILE = Path("cifar10") / "cifar10_10k2k_delta.npz"
-_KEYS = ("x_train_delta", "y_train", "x_test_delta", "y_test")
 _BLOCKS = 5  # in each of three stages: 6 · 5 + 2 = 32 layers
 _GROUPS = 8
 _HELD_OUT = 500  # images for an accuracy; all of them would take longer than the training
@@ -50,13 +47,14 @@ class _Block(nn.Module):
         return F.relu(self.norm2(self.conv2(found)) + short)
 
 
-def resnet32() -> nn.Module:
-    """0.46 million parameters for images of 3 × 32 × 32; the same weights on every call."""
+def resnet32(blocks: int = _BLOCKS) -> nn.Module:
+    """0.46 million parameters for images of 3 × 32 × 32; the same weights on every call. ``blocks``: in a stage; three
+    make ResNet-20."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 16), nn.ReLU()]
     before = 16
     for channels in (16, 32, 64):
-        for place in range(_BLOCKS):
+        for place in range(blocks):
             layers.append(_Block(before, channels, 2 if place == 0 and channels > 16 else 1))
             before = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
@@ -65,32 +63,19 @@ def resnet32() -> nn.Module:
 def resnet(held_out: int = _HELD_OUT) -> TrainingWorkload:
     """Return the workload, with real images if they exist, and at most 2,000 ``held_out`` images for an accuracy.
     Raises DataError: the file has other contents."""
-    folder = os.environ.get(DATA_VARIABLE)
-    if folder and (Path(folder) / _FILE).is_file():
-        train, test = _cifar(Path(folder) / _FILE, held_out)
+    if (path := data_file(CIFAR)) is not None:
+        train, test = _cifar(path, held_out)
         about = "ResNet-32 on CIFAR-10 (10,000 images of it)"
     else:
         train, test = _enlarged()
-        about = f"ResNet-32 on enlarged digits, for {DATA_VARIABLE} has no {_FILE}"
+        about = f"ResNet-32 on enlarged digits, for {DATA_VARIABLE} has no {CIFAR}"
     return TrainingWorkload(about=about, train=train, test=test, make=resnet32, rate=0.05)
 
 
 def _cifar(path: Path, held_out: int) -> tuple[TensorDataset, TensorDataset]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {error}: it must hold the arrays {', '.join(_KEYS)}") from error
+    x_train, y_train, x_test, y_test = cifar10(path)
     test = np.random.default_rng(0).permutation(len(y_test))[:held_out]
-    return _tensors(_pixels(x_train), y_train), _tensors(_pixels(x_test)[test], y_test[test])
-
-
-def _pixels(deltas: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Undo differences, modulo 256, along both sides and of red and blue from green. Shape (n, 3, 32, 32)."""
-    found = np.cumsum(np.cumsum(deltas, 2, dtype=np.uint8), 3, dtype=np.uint8)
-    found[:, 0] += found[:, 1]
-    found[:, 2] += found[:, 1]
-    return found
+    return _tensors(x_train, y_train), _tensors(x_test[test], y_test[test])
 
 
 def _enlarged() -> tuple[TensorDataset, TensorDataset]:
@@ -101,6 +86,6 @@ def _enlarged() -> tuple[TensorDataset, TensorDataset]:
     return parts[0], parts[1]
 
 
-def _tensors(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> TensorDataset:
+def _tensors(images: npt.NDArray[Any], labels: npt.NDArray[Any]) -> TensorDataset:
     x = torch.from_numpy(images.astype(np.float32) / np.float32(255) - np.float32(0.5))
     return TensorDataset(x, torch.from_numpy(labels.astype(np.int64)))

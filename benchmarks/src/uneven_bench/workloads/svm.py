@@ -6,8 +6,6 @@ lexical features, and a split in which no domain is on both sides. Without it, m
 
 from __future__ import annotations
 
-import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.errors import DataError
+from uneven_bench.harness.data import arrays, data_file
 from uneven_bench.workloads.base import TrainingWorkload
 
 FEATURES = 128  # the number of features kept of a row; most rows have fewer
@@ -56,9 +54,8 @@ def same_sign(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 def svm() -> TrainingWorkload:
     """Return the workload, with real URLs if they exist. Raises DataError: the file has other contents."""
-    folder = os.environ.get(DATA_VARIABLE)
-    if folder and (Path(folder) / _FILE).is_file():
-        rows, labels, held_out, features = _urls(Path(folder) / _FILE)
+    if (path := data_file(_FILE)) is not None:
+        rows, labels, held_out, features = _urls(path)
         about = "a linear SVM on sparse URLs (url_lexical)"
     else:
         rows, labels, held_out, features = _made_up()
@@ -76,11 +73,7 @@ def svm() -> TrainingWorkload:
 
 
 def _urls(path: Path) -> tuple[Rows, npt.NDArray[np.float32], npt.NDArray[np.bool_], int]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            starts, deltas, count, y, split = (arrays[key].astype(np.int64) for key in _KEYS)
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {error}: it must hold the arrays {', '.join(_KEYS)}") from error
+    starts, deltas, count, y, split = (one.astype(np.int64) for one in arrays(path, _KEYS))
     numbers = np.cumsum(deltas)  # differences within a row, the first one its number
     before = np.where(starts[:-1] > 0, numbers[np.maximum(starts[:-1], 1) - 1], 0)
     numbers -= np.repeat(before, np.diff(starts))

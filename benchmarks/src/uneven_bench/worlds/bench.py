@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +22,11 @@ from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
 from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.cluster.virtual.datasets import images
-from uneven.errors import LaunchError, UnknownNameError
+from uneven.errors import UnknownNameError
 from uneven.policy.balance import balancers
 from uneven.policy.core.records import Record
 from uneven.policy.sync import BSP
+from uneven_bench.harness.program import program
 from uneven_bench.harness.show import Progress
 from uneven_bench.recorded.runs import emulate
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
@@ -41,10 +40,10 @@ SETTLED = CHANGE_AT + 45  # the first iteration that counts: the split has been 
 QUICK = "steady shares"  # the case of ``--quick``
 _SEEDS = 5
 
-_QUICK_WIDTH = 32
+_QUICK_WIDTH = 16
 
 _MANY = 10_000
-_ITERATIONS_OF_MANY, _QUICK_ITERATIONS_OF_MANY = 100, 20
+_ITERATIONS_OF_MANY, _QUICK_ITERATIONS_OF_MANY = 100, 5
 _LIMIT_S = 240.0
 
 
@@ -67,11 +66,11 @@ class Effort(NamedTuple):
 def run(
     quick: bool, data: str, progress: Progress, *, width: int | None = None, case: str | None = None
 ) -> dict[str, Any]:
-    """Play both worlds, then the large simulation. ``width``: of the network, by default 64, quickly 32; time grows
+    """Play both worlds, then the large simulation. ``width``: of the network, by default 64, quickly 16; time grows
     with its square. ``case``: this one only; ``quick`` takes :data:`QUICK` by default. The result is the object that
     ``--json`` prints; ``docs/how-to/simulate.md`` explains every key. Raises LaunchError: an emulated run failed.
     UnknownNameError: no such case."""
-    effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
+    effort = Effort(SETTLED, SETTLED + 12, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
     training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
     if case is not None and case not in (known := cases(_unknown(training))):
@@ -180,9 +179,6 @@ def _emulate(spec: ClusterSpec, balance: str, where: Path, training: WorldTraini
 def many(workers: int, iterations: int) -> dict[str, float]:
     """Simulate a large cluster in a separate process, to measure its memory; return ``took_s``, ``peak_bytes`` and
     ``events_per_s``. Raises LaunchError: it failed."""
-    command = [sys.executable, "-m", "uneven_bench.worlds.many", str(workers), str(iterations)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    if done.returncode:
-        raise LaunchError(f"simulating {workers} workers failed:\n{done.stderr[-3000:]}", done.returncode)
-    found: dict[str, float] = json.loads(done.stdout)
+    words = ("uneven_bench.worlds.many", workers, iterations)
+    found: dict[str, float] = json.loads(program(*words, timeout_s=_LIMIT_S))
     return found
