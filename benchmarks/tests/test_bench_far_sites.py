@@ -12,8 +12,9 @@ from rich.console import Console
 from uneven.errors import DataError, UnknownNameError
 from uneven.policy.sync import policies
 from uneven_bench.far_sites import bench, cases, filters, lines, skewed, tasks
-from uneven_bench.far_sites.learning import LossPoint, loss_at, play, reached, summarize
+from uneven_bench.far_sites.learning import LossPoint, curve, loss_at, play, summarize
 from uneven_bench.far_sites.skewed import SkewedOutcome, SkewedRuns, judged
+from uneven_bench.harness.figures import place_of
 
 
 def points(*losses: float, step_s: float = 1.0, step_bytes: float = 100.0) -> list[LossPoint]:
@@ -22,10 +23,10 @@ def points(*losses: float, step_s: float = 1.0, step_bytes: float = 100.0) -> li
 
 def test_a_loss_is_reached_on_a_straight_line_or_never() -> None:
     some = points(2.0, 1.0, 0.5)
-    assert reached(some, 1.5, "seconds") == 1.5
-    assert reached(some, 0.75, "carried_bytes") == 250.0
-    assert reached(some, 3.0, "seconds") == 1.0
-    assert reached(some, 0.4, "seconds") is None
+    assert place_of(curve(some, "seconds"), 1.5) == 1.5
+    assert place_of(curve(some, "carried_bytes"), 0.75) == 250.0
+    assert place_of(curve(some, "seconds"), 3.0) == 1.0
+    assert place_of(curve(some, "seconds"), 0.4) is None
     assert loss_at(some, "seconds", 2.5) == 0.75
     assert (loss_at(some, "seconds", 0.0), loss_at(some, "seconds", 9.0)) == (2.0, 0.5)
 

@@ -40,7 +40,7 @@ def test_the_result_is_shown() -> None:
         for table in bench.tables({"undisturbed_s": 2.0, "kills": [one], "all_finished": "0 of 1"}):
             console.print(table)
     assert "0 of 1 finished" in shown.get()
-    assert shown.get().split()[-7:] == ["run", "1.00", "s", "2", "NO", "3", "no"]
+    assert shown.get().split()[-6:] == ["run", "1.00", "2", "NO", "3", "NO"]
 
 
 def test_what_is_missing_or_too_much_is_seen(tmp_path: Path) -> None:

@@ -130,4 +130,4 @@ def test_every_rival_takes_part_and_the_tables_show_all(monkeypatch: pytest.Monk
     result = rivals.run(True, lambda phase, state, done: said.append(done))
     assert said == sorted(said)
     assert result["gain_over_best_rival"]["quiet"] > 0.9
-    assert len(rivals.tables(result)) == 2
+    assert len(rivals.tables(result)) == 3

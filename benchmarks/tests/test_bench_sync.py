@@ -16,6 +16,7 @@ from rich.console import Console
 from uneven.errors import UnknownNameError
 from uneven.policy.samples.order import epoch_order
 from uneven.policy.sync import policies
+from uneven_bench.harness.figures import place_of
 from uneven_bench.sync import bench as sync
 from uneven_bench.sync.arm import TrainingStretch
 from uneven_bench.sync.arms import EvenSampler, mlp
@@ -46,7 +47,6 @@ from uneven_bench.sync.table import (
     loss_at,
     overall,
     rate,
-    reached_s,
     summarize,
 )
 from uneven_bench.sync.worker import case_of
@@ -173,10 +173,10 @@ def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
 
 
 def test_a_target_is_reached_between_two_points_or_never() -> None:
-    points = [CurvePoint(0, 0, 2.0), CurvePoint(2, 20, 1.0), CurvePoint(4, 40, 1.2), CurvePoint(5, 60, 0.2)]
-    assert reached_s(points, 1.5) == 1.0
-    assert reached_s(points, 0.7) == 4.5
-    assert reached_s(points, 0.1) is None
+    points = [(0.0, 2.0), (2.0, 1.0), (4.0, 1.2), (5.0, 0.2)]
+    assert place_of(points, 1.5) == 1.0
+    assert place_of(points, 0.7) == 4.5
+    assert place_of(points, 0.1) is None
 
 
 def test_the_keys_of_a_case_and_of_the_whole() -> None:

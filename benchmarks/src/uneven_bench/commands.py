@@ -114,7 +114,7 @@ def predictors(
     """
 
 
-@bench("balancers", whole="a minute", quick="half a minute")
+@bench("balancers", whole="a minute", quick="ten seconds")
 def balancers(quick: Quick = False, json: Json = False) -> None:
     """Balancers in virtual time, on known costs.
 
@@ -122,9 +122,12 @@ def balancers(quick: Quick = False, json: Json = False) -> None:
     """
 
 
-@bench("rivals", whole="a minute", quick="half a minute")
+@bench("rivals", whole="two minutes", quick="twenty seconds")
 def rivals(quick: Quick = False, json: Json = False) -> None:
-    """Rivals from the literature and ours in virtual time, against an oracle."""
+    """Rivals from the literature and ours in virtual time, against an oracle.
+
+    Then load that changes every 25, 5 or 2 iterations, under ours and iterations that workers finish together.
+    """
 
 
 @bench("overhead", "overhead", whole="two minutes", quick="a minute")
@@ -140,14 +143,6 @@ def loops(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """Samples that cost unequally, and evaluations, on four unequal workers.
 
     Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate.
-    """
-
-
-@bench("flicker", whole="three minutes", quick="a minute")
-def flicker(quick: Quick = False, json: Json = False) -> None:
-    """Iterations that workers finish together under load that changes every 25, 5 or 2 iterations, in virtual time.
-
-    On recorded machine use if UNEVEN_DATA is set.
     """
 
 
@@ -225,7 +220,7 @@ def search_kill(quick: Quick = False, json: Json = False) -> None:
     """
 
 
-@bench("fleet-plan", whole="half a minute", quick="a quarter of a minute")
+@bench("fleet-plan", whole="half a minute", quick="five seconds")
 def fleet_plan(quick: Quick = False, json: Json = False, report: Report = None) -> None:
     """100 members in virtual time under FLEET and its rivals.
 
@@ -323,7 +318,7 @@ def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digi
     of 100 Mbit/s; time to a target on three tasks; settings that blow up.
 
     Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task
-    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and a third of the settings.
+    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and an eighth of the settings.
     """
 
 

@@ -39,7 +39,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     """Measure both. Result: ``share`` (workers → share of the iteration time, workers weighted by samples),
     ``share_range`` (least and greatest of the repeats), ``iteration_s`` (workers → median), ``decide_s`` (workers →
     median seconds), ``repeats``, ``bar_share``, ``bar_decide_s``. Raises LaunchError: a run failed."""
-    repeats, iterations = (1, 200) if quick else (3, 400)
+    repeats, iterations = (1, 120) if quick else (3, 400)
     found: dict[int, list[tuple[float, float]]] = {workers: [] for workers in WORKERS}
     with tempfile.TemporaryDirectory(prefix="uneven-overhead-") as folder:
         for repeat, workers in in_turns(progress, "running", range(repeats), WORKERS):

@@ -15,7 +15,7 @@ from uneven.errors import LaunchError
 from uneven_bench.elastic.arms import ElasticArm, TorchrunArm
 from uneven_bench.elastic.cases import SETTLED, PlannedFault
 from uneven_bench.elastic.logs import WorkerLog
-from uneven_bench.elastic.orders import Logs, Orders, Tail, exists, now_s
+from uneven_bench.elastic.orders import Logs, Orders, Tail, exists
 from uneven_bench.elastic.trace import SpotTrace
 from uneven_bench.forked.scripts import Script
 from uneven_bench.harness.marked import running, sweep
@@ -90,12 +90,12 @@ class Player:
 
     def wait(self, holds: Callable[[], bool], within_s: float) -> bool:
         """Look at the logs until ``holds()``; False after ``within_s``."""
-        until_s = now_s() + within_s
+        until_s = time.monotonic() + within_s
         while True:
             self.logs.look()
             if holds():
                 return True
-            if now_s() > until_s:
+            if time.monotonic() > until_s:
                 return False
             time.sleep(_LOOK_EVERY_S)
 
@@ -126,7 +126,7 @@ class Player:
         def over() -> bool:
             nonlocal out_s
             if fault.kind == "leave" and out_s is None and not any(exists(pid) for pid in victims):
-                out_s = now_s() - at_s
+                out_s = time.monotonic() - at_s
             return went_on() or not self.arm.running
 
         self.wait(over, _GOES_ON_WITHIN_S)
@@ -134,8 +134,8 @@ class Player:
             out_s = self._gone_s(victims, at_s)
         ended = sum(not exists(pid) for pid in pids)
         self.events.append(
-            FaultEvent(kind=fault.kind, moment=fault.moment, at_s=at_s, until_s=now_s(), victims=victims, inside=inside,
-                  went_on=went_on(), out_s=out_s, ended=ended)
+            FaultEvent(kind=fault.kind, moment=fault.moment, at_s=at_s, until_s=time.monotonic(), victims=victims,
+                       inside=inside, went_on=went_on(), out_s=out_s, ended=ended)
         )  # fmt: skip
         if not went_on():
             return False
@@ -178,7 +178,7 @@ class Player:
             return min(log.struck_s for log in struck if log.struck_s), any(log.inside for log in struck)
         if fault.kind == "cut":
             assert self.arm.machines is not None
-            at_s = now_s()
+            at_s = time.monotonic()
             for tail in chosen:
                 self.arm.machines.cut(self._place(tail))
             return at_s, None
@@ -188,7 +188,7 @@ class Player:
         reached = self.logs.reached
         self.wait(lambda: self.logs.reached > reached, _GOES_ON_WITHIN_S)
         time.sleep(fault.fraction * max(0.0, max(tail.at_s for tail in chosen) - max(times_s)))
-        at_s = now_s()
+        at_s = time.monotonic()
         for place, pid in enumerate(victims):
             if place:
                 time.sleep(fault.later_s)
@@ -201,7 +201,7 @@ class Player:
         self, fault: PlannedFault, first: int, dice: Random
     ) -> tuple[float, bool | None, tuple[int, ...]]:
         """Kill one worker, start a newcomer, and kill any present worker while the join may be under way."""
-        at_s = now_s()
+        at_s = time.monotonic()
         os.kill(first, signal.SIGKILL)
         joining = None if self.arm.restarts else self.arm.join()
         time.sleep(fault.fraction * _COMES_WITHIN_S)
@@ -220,7 +220,7 @@ class Player:
 
     def _gone_s(self, victims: tuple[int, ...], at_s: float) -> float:
         self.wait(lambda: not any(exists(pid) for pid in victims), _ENDS_WITHIN_S)
-        return now_s() - at_s
+        return time.monotonic() - at_s
 
     def _place(self, tail: Tail) -> int:
         assert tail.log is not None
@@ -255,7 +255,7 @@ class Player:
     def join(self) -> bool:
         """Start a newcomer, and return whether it has trained."""
         before = {tail.log.pid for tail in self.logs.alive() if tail.log}
-        at_s = now_s()
+        at_s = time.monotonic()
         self.arm.join()
 
         def newcomers() -> list[Tail]:
@@ -265,25 +265,27 @@ class Player:
         came = self.wait(lambda: bool(newcomers()), _STARTS_WITHIN_S)
         goal = self.logs.reached + _AFTERWARDS + self._steps_apart
         came = came and self.wait(lambda: self.logs.reached >= goal, _GOES_ON_WITHIN_S)
-        self.events.append(FaultEvent(kind="join", moment="any", at_s=at_s, until_s=now_s(), went_on=came))
+        self.events.append(FaultEvent(kind="join", moment="any", at_s=at_s, until_s=time.monotonic(), went_on=came))
         return came
 
     def follow(self, trace: SpotTrace, told: Told) -> float:
         """Let machines come and go along a trace, and return the time of its beginning."""
         machines: dict[int, Script] = {machine: self.arm.join() for machine in trace.first}
         self._await_workers(trace.stay + len(trace.first), 1)
-        since_s = now_s()
+        since_s = time.monotonic()
         for number, change in enumerate(trace.changes):
-            while (left_s := since_s + change.at_s - now_s()) > 0:
+            while (left_s := since_s + change.at_s - time.monotonic()) > 0:
                 time.sleep(min(left_s, 1.0))
-                told(f"{number} of {len(trace.changes)} comings and goings", (now_s() - since_s) / trace.seconds)
+                told(
+                    f"{number} of {len(trace.changes)} comings and goings", (time.monotonic() - since_s) / trace.seconds
+                )
             if change.comes:
                 machines[change.machine] = self.arm.join()
             else:
                 self._goes(machines.pop(change.machine), change.notice)
-        while (left_s := since_s + trace.seconds - now_s()) > 0:
+        while (left_s := since_s + trace.seconds - time.monotonic()) > 0:
             time.sleep(min(left_s, 1.0))
-            told("the rest", (now_s() - since_s) / trace.seconds)
+            told("the rest", (time.monotonic() - since_s) / trace.seconds)
         return since_s
 
     def _goes(self, machine: Script, notice: bool) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uneven_bench.elastic.cases import at_own_pace, checkpoint_every
 from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
-from uneven_bench.elastic.workload import as_it_is
+from uneven_bench.workloads.base import whole
 
 _EPOCHS = 1_000_000
 _SAVED = 3  # saves before the interval is chosen by their median
@@ -31,7 +31,7 @@ def ours(task: ElasticTask) -> None:
     session = uneven.Session(sync=task.told["sync"], balance="even" if own_pace else None)
     model, optimizer = session.setup(worker.model, worker.optimizer, gradient_as_bucket_view=True)
     worker.hooked()
-    loader = session.loader(worker.workload.data(), worker.workload.global_batch, collate_fn=as_it_is)
+    loader = session.loader(worker.workload.data(), worker.workload.global_batch, collate_fn=whole)
     book: MergeBook | UpdateBook | None = None
     if task.told["sync"] != "bsp":
         book = UpdateBook(worker, session) if own_pace else MergeBook(worker, session)

@@ -103,18 +103,13 @@ class NumberedSamples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
         return self.x[index], self.y[index], index
 
     def __getitems__(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a whole batch: x (samples, features), y and index (samples,), for :func:`as_it_is`."""
+        """Return a whole batch: x (samples, features), y and index (samples,)."""
         return self.batch(ids)
 
     def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return these samples as a loader returns them: x (samples, features), y and index (samples,)."""
         index = torch.tensor(ids, dtype=torch.int64)
         return self.x[index], self.y[index], index
-
-
-def as_it_is(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return a batch that is complete already, of tensors of any size."""
-    return batch
 
 
 class Counting(nn.Module):

@@ -60,14 +60,8 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
         found["accuracy"] = skewed.accuracies(runs, QUICK_SKEWS if quick else SKEWS, names, progress)
     if "scout" in wanted:
         runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 600)
-        found["scout"] = skewed.scouted(
-            runs,
-            progress,
-            period=10 if quick else 50,
-            tolerance=TOLERANCE,
-            seeds=1,
-            skews=QUICK_SCOUT_SKEWS if quick else SCOUT_SKEWS,
-        )
+        period, skews = (10, QUICK_SCOUT_SKEWS) if quick else (50, SCOUT_SKEWS)
+        found["scout"] = skewed.scouted(runs, progress, period=period, tolerance=TOLERANCE, seeds=1, skews=skews)
     return found | compared(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven_bench.sync.cases import CORES, SyncCase
@@ -76,27 +77,16 @@ class LearningCase:
 
 def learning(quick: bool, data: str) -> dict[str, LearningCase]:
     """Return the virtual cases by name. ``data``: the data of the quick form, and the first of the full one."""
+    near = ("three_sites", "20mbit")
     if quick:
-        one = LearningCase(
-            task=data,
-            samples=10_000,
-            steps=120,
-            every=6,
-            policies=QUICK_POLICIES,
-            worlds=("three_sites", "20mbit"),
-            seeds=1,
-        )
-        return {f"{data}": one}
-    every_policy = tuple(POLICIES)
-    return {
-        data: LearningCase(task=data, samples=10_000, steps=300, every=6, policies=every_policy, worlds=tuple(LINES)),
-        "cifar10": LearningCase(
-            task="cifar10", samples=10_000, steps=300, every=10, policies=every_policy, worlds=("three_sites", "20mbit")
-        ),
-        "text": LearningCase(
-            task="text", samples=50_000, steps=300, every=6, policies=every_policy, worlds=("three_sites", "20mbit")
-        ),
-    }
+        given: dict[str, Any] = {"policies": QUICK_POLICIES, "worlds": near, "seeds": 1}
+        return {data: LearningCase(task=data, samples=10_000, steps=120, every=6, **given)}
+    found = (
+        LearningCase(task=data, samples=10_000, steps=300, every=6, policies=(*POLICIES,), worlds=(*LINES,)),
+        LearningCase(task="cifar10", samples=10_000, steps=300, every=10, policies=(*POLICIES,), worlds=near),
+        LearningCase(task="text", samples=50_000, steps=300, every=6, policies=(*POLICIES,), worlds=near),
+    )
+    return {case.task: case for case in found}
 
 
 ARMS: dict[str, str] = {

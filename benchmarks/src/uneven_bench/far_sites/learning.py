@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
@@ -15,7 +14,7 @@ from uneven.policy.core.records import LineRecord, Record, ScalarRecord
 from uneven.policy.sync import policies
 from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
-from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.figures import in_turns, place_of, value_at
 from uneven_bench.harness.show import Progress
 
 TARGET = 0.5  # the part of BSP's steps after which its loss is the target of the others
@@ -51,26 +50,15 @@ def learn(spec: ClusterSpec, policy: str, task: LossTask, steps: int, every: int
     ]
 
 
-def reached(points: Sequence[LossPoint], target: float, axis: str) -> float | None:
-    """Return the first place on an axis with the loss ``target``, interpolated linearly; None if there is none."""
-    before: LossPoint | None = None
-    for point in points:
-        if point.loss <= target:
-            if before is None:
-                return float(getattr(point, axis))
-            part = (before.loss - target) / (before.loss - point.loss)
-            return float(getattr(before, axis) + part * (getattr(point, axis) - getattr(before, axis)))
-        before = point
-    return None
+def curve(points: Sequence[LossPoint], axis: str) -> list[tuple[float, float]]:
+    """Return the losses over an axis, ``seconds`` or ``carried_bytes``."""
+    return [(float(getattr(point, axis)), point.loss) for point in points]
 
 
 def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
     """Return the loss at a place of an axis, interpolated linearly; the first or last one beyond its ends."""
-    for before, after in pairwise(points):
-        low, high = getattr(before, axis), getattr(after, axis)
-        if low <= where <= high and high > low:
-            return float(before.loss + (where - low) / (high - low) * (after.loss - before.loss))
-    return points[0].loss if where < getattr(points[0], axis) else points[-1].loss
+    over = curve(points, axis)
+    return value_at(over, min(max(where, over[0][0]), over[-1][0]))
 
 
 def play(case: LearningCase, told: Progress) -> dict[str, Any]:
@@ -97,7 +85,7 @@ def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, e
         fewer: list[float | None] = []
         for own, bsp, target in zip(each, curves[BSP], targets, strict=True):
             for found, axis in ((sooner, "seconds"), (fewer, "carried_bytes")):
-                mine, its = reached(own, target, axis), reached(bsp, target, axis)
+                mine, its = (place_of(curve(points, axis), target) for points in (own, bsp))
                 found.append(its / mine if mine and its else None)
         rows[policy] = {
             "times_sooner": _median(sooner),

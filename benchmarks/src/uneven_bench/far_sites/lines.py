@@ -7,18 +7,17 @@ and the other steps run on free lines; the time to a loss is the product.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from uneven.cluster.pure.describe.spec import SiteLink, steady
 from uneven_bench.far_sites.cases import BSP
 from uneven_bench.far_sites.learning import TARGET
+from uneven_bench.harness.figures import place_of, value_at
 from uneven_bench.harness.show import Progress
 from uneven_bench.harness.worker import staged
 from uneven_bench.sync.cases import SyncCase, package_of
@@ -45,9 +44,9 @@ def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:
     as a worker of ``uneven bench sync`` writes them."""
     curves = {name: _curve(arm) for name, arm in arms.items()}
     equal = min(points[-1][0] for points in curves.values())
-    target = _loss_after(curves[BSP], TARGET * equal)
+    target = value_at(curves[BSP], TARGET * equal)
     times_s = {name: _step_s(arm) for name, arm in arms.items()}
-    to_loss_s = {name: _product(_steps_to(points, target), times_s[name]) for name, points in curves.items()}
+    to_loss_s = {name: _product(place_of(points, target), times_s[name]) for name, points in curves.items()}
     bsp_s = to_loss_s[BSP]
     assert bsp_s is not None, "the target is on BSP's own curve"
     rows = {}
@@ -60,8 +59,8 @@ def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:
             "sent_bytes": sum(one["sent_bytes"] for one in counted) / sum(one["steps"] for one in counted),
             "to_loss_s": own_s,
             "times_sooner": None if own_s is None else bsp_s / own_s,
-            "final_loss": _loss_after(curves[name], equal),
-            "final_loss_vs_bsp": _loss_after(curves[name], equal) - _loss_after(curves[BSP], equal),
+            "final_loss": value_at(curves[name], equal),
+            "final_loss_vs_bsp": value_at(curves[name], equal) - value_at(curves[BSP], equal),
         }
     return {"target_loss": target, "equal_steps": equal, "policies": rows}
 
@@ -82,20 +81,6 @@ def _curve(arm: Mapping[str, Any]) -> list[tuple[int, float]]:
         steps += ranks[0]["steps"]
         points.append((steps, float(loss)))
     return points
-
-
-def _loss_after(points: Sequence[tuple[int, float]], steps: float) -> float:
-    for (low, loss), (high, after) in pairwise(points):
-        if low <= steps <= high and high > low:
-            return loss + (steps - low) / (high - low) * (after - loss)
-    return math.nan
-
-
-def _steps_to(points: Sequence[tuple[int, float]], target: float) -> float | None:
-    for (low, loss), (high, after) in pairwise(points):
-        if loss > target >= after:
-            return low + (loss - target) / (loss - after) * (high - low)
-    return None
 
 
 def _product(steps: float | None, step_s: float) -> float | None:

@@ -125,13 +125,11 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         events.close()
     if failed:
         raise TrainingError(f"one pipeline per member: {failed[0]}")
-    return {
-        "wall_s": wall_s,
-        "preprocess_cpu_s": sum(cpu_s),
-        "wait_share": sum(waited_s) / sum(busy_s),
-        "rounds": len(ensemble.members),
-        "checkpoint_share": 0.0,
-        "scheduling_share": 0.0,
-        "sharing": 1.0,
-        "accuracy": accuracy,
-    }
+    wait_share = sum(waited_s) / sum(busy_s)
+    return figures(wall_s, accuracy, preprocess_cpu_s=sum(cpu_s), wait_share=wait_share, rounds=len(ensemble.members))
+
+
+def figures(wall_s: float, accuracy: dict[str, float], **more: float) -> dict[str, Any]:
+    """Return the figures of a training: those of a method that neither shares, plans nor saves, and ``more``."""
+    none = {"checkpoint_share": 0.0, "scheduling_share": 0.0, "sharing": 1.0}
+    return {"wall_s": wall_s, **none, **more, "accuracy": accuracy}

@@ -22,7 +22,7 @@ from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
 from uneven_bench.fleet import tensor_socket as fleet_socket
 from uneven_bench.fleet import tune as fleet_tune
-from uneven_bench.fleet.baseline import baseline
+from uneven_bench.fleet.baseline import baseline, figures
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
@@ -154,16 +154,16 @@ def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) ->
         raise TrainingError(f"{method}: member {bad[0].name!r} failed: {bad[0].why}")
     epochs = [epoch for member in result.state.members.values() for epoch in member.epochs]
     busy_s = sum(epoch.train_s + epoch.validate_s for epoch in epochs)
-    return {
-        "wall_s": wall_s,
-        "preprocess_cpu_s": result.state.preprocess_cpu_s,
-        "wait_share": sum(epoch.waited_s for epoch in epochs) / busy_s,
-        "rounds": len(result.state.plan),
-        "checkpoint_share": sum(epoch.checkpoint_s for epoch in epochs) / (busy_s + 1e-9),
-        "scheduling_share": result.state.scheduling_s / wall_s,
-        "sharing": len(epochs) / result.state.passes,
-        "accuracy": {name: one.epochs[-1].metric for name, one in result.state.members.items()},
-    }
+    return figures(
+        wall_s,
+        {name: one.epochs[-1].metric for name, one in result.state.members.items()},
+        preprocess_cpu_s=result.state.preprocess_cpu_s,
+        wait_share=sum(epoch.waited_s for epoch in epochs) / busy_s,
+        rounds=len(result.state.plan),
+        checkpoint_share=sum(epoch.checkpoint_s for epoch in epochs) / (busy_s + 1e-9),
+        scheduling_share=result.state.scheduling_s / wall_s,
+        sharing=len(epochs) / result.state.passes,
+    )
 
 
 _FIGURES = ("wall_s", "preprocess_cpu_s", "wait_share", "rounds", "checkpoint_share", "scheduling_share", "sharing")

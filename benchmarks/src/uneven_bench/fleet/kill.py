@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import TrainingError
@@ -28,10 +26,10 @@ from uneven.fleet.engine.fleet_run import run as train
 from uneven.fleet.engine.fleet_state import RunState, folders, load
 from uneven.fleet.member import member_checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
+from uneven_bench.harness.killed import MOST_STARTS, begun, kills_table, strike, until_it_ends
 from uneven_bench.harness.show import Progress
 
 KINDS = ("run", "member", "preprocessor")
-MOST_STARTS = 5
 DEVICES = 3
 RATES = {"tiny": [1000.0], "middle": [500.0, 1000.0], "large": [300.0, 600.0]}
 """Rates as if measured: "tiny" on one slot and "middle" on two keep pace, "large" comes after them."""
@@ -50,37 +48,28 @@ def measure(data: str, progress: Progress, *, kills: int, samples: int, epochs: 
     """See :func:`run`, with every size given."""
     draw = random.Random(seed)
     sizes = (data, samples, epochs)
+    program, undisturbed, found = "uneven_bench.fleet.kill", ("nothing", 0.0, 0), []
     with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
         progress("killing", "an undisturbed training", 0.0)
         whole = Path(folder) / "whole"
-        code, said = _started(whole, sizes, "nothing", 0.0, 0)
-        if code:
-            raise TrainingError(f"the undisturbed training failed:\n{said}")
+        until_it_ends(program, whole, *sizes, *undisturbed, starts=MOST_STARTS - 1)
         state = _state(whole, sizes)
-        found = []
         for number in range(kills):
-            kind = KINDS[number % len(KINDS)]
-            at_s = draw.uniform(0.0, state.wall_s)
+            kind, at_s = KINDS[number % len(KINDS)], draw.uniform(0.0, state.wall_s)
             progress("killing", f"{kind}, after {at_s:.1f} s", (number + 1) / (kills + 1))
-            directory, starts = Path(folder) / f"{number}", 1
-            code, said = _started(directory, sizes, kind, at_s, draw.randrange(2**31))
-            while code and starts < MOST_STARTS:
-                code, said = _started(directory, sizes, "nothing", 0.0, 0)
-                starts += 1
-            one = {"kind": kind, "at_s": at_s, "starts": starts, **_judged(directory, whole, sizes)}
-            found.append(one if code == 0 else {**one, "trained": False, "said": said})
+            directory = Path(folder) / f"{number}"
+            one: dict[str, Any] = {"kind": kind, "at_s": at_s, "starts": 1}
+            with begun(program, directory, *sizes, kind, at_s, draw.randrange(2**31)) as child:
+                child.communicate()
+            try:
+                if child.returncode:
+                    one["starts"] = until_it_ends(program, directory, *sizes, *undisturbed, starts=1)
+                found.append(one | _judged(directory, whole, sizes))
+            except TrainingError as error:
+                found.append(one | _judged(directory, whole, sizes) | {"trained": False, "said": str(error)})
         progress("killing", "done", 1.0)
     good = sum(one["trained"] and not one["steps_too_many"] for one in found)
     return {"undisturbed_s": state.wall_s, "seed": seed, "kills": found, "all_finished": f"{good} of {kills}"}
-
-
-def _started(directory: Path, sizes: tuple[str, int, int], kind: str, at_s: float, seed: int) -> tuple[int, str]:
-    """Run the training as a program, and return its exit code and output."""
-    words = [str(word) for word in (directory, *sizes, kind, at_s, seed)]
-    done = subprocess.run(
-        [sys.executable, "-m", "uneven_bench.fleet.kill", *words], capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stderr
 
 
 def _state(directory: Path, sizes: tuple[str, int, int]) -> RunState:
@@ -119,20 +108,9 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     title = f"kill -9: {result['all_finished']} finished; undisturbed, a training takes {result['undisturbed_s']:.1f} s"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for heading, justify in (("killed", "left"), ("after", "right"), ("starts", "right"), ("all trained", "left"),
-                             ("steps too many", "right"), ("same bits", "left")):  # fmt: skip
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for one in result["kills"]:
-        table.add_row(
-            one["kind"],
-            f"{one['at_s']:.2f} s",
-            str(one["starts"]),
-            "yes" if one["trained"] else "NO",
-            str(one["steps_too_many"]),
-            "yes" if one["same"] else "no",
-        )
-    return [table]
+    columns = {"kind": "killed", "at_s": "after, s", "starts": "starts", "trained": "all trained"}
+    columns |= {"steps_too_many": "steps too many", "same": "same bits"}
+    return [kills_table(title, columns, result["kills"])]
 
 
 class _Killer:
@@ -163,9 +141,7 @@ class _Killer:
     def _strike(self) -> None:
         processes = self._newest.processes if self._newest is not None else {}
         found = [pid for name, pids in processes.items() for pid in pids if bool(name) == (self._kind == "member")]
-        try:
-            os.kill(self._draw.choice(found), signal.SIGKILL)
-        except (IndexError, ProcessLookupError):  # no process yet, or it has just ended: retry
+        if not strike(found, self._draw):  # no process yet, or it has just ended: retry
             self._timer = threading.Timer(0.1, self._strike)
             self._timer.start()
 

@@ -31,6 +31,7 @@ from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
 from uneven.runtime.jobs import Events, end_all
 from uneven.runtime.jobs.call import Child
+from uneven_bench.fleet.baseline import figures
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0  # the longest time without the end of an epoch; then a process hangs
@@ -65,17 +66,15 @@ def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         done = processes.hear("done", members)
         wall_s = time.perf_counter() - began_s
         ((preprocess_cpu_s,),) = processes.hear("cpu", 1)
-    return {
-        "wall_s": wall_s,
-        "preprocess_cpu_s": preprocess_cpu_s,
-        "wait_share": sum(waited_s for _, _, waited_s, _ in done) / sum(took_s for *_, took_s in done),
-        "rounds": 1,
-        "checkpoint_share": 0.0,
-        "scheduling_share": 0.0,
-        "sharing": float(members),
-        "accuracy": {name: worth for name, worth, _, _ in done},
-        "started_s": started_s,
-    }
+    return figures(
+        wall_s,
+        {name: worth for name, worth, _, _ in done},
+        preprocess_cpu_s=preprocess_cpu_s,
+        wait_share=sum(waited_s for _, _, waited_s, _ in done) / sum(took_s for *_, took_s in done),
+        rounds=1,
+        sharing=float(members),
+        started_s=started_s,
+    )
 
 
 class Processes:

@@ -6,18 +6,15 @@ before the clock.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import logging
 import resource
-import sys
-import tempfile
 import time
 from typing import Any
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven_bench.fleet.baseline import train_member
+from uneven_bench.fleet.baseline import figures, train_member
+from uneven_bench.harness.ray_rival import ray_cluster, ray_fit
 
 
 def installed() -> bool:
@@ -41,39 +38,23 @@ def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
 def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
     """Train every member as a trial, and return the figures of ``uneven bench fleet`` and ``started_s``, the start of
     Ray. Raises TrainingError: a trial failed."""
-    import ray
     from ray import tune
 
     began_s = time.perf_counter()
-    # A new cluster, even if another one of this user runs on the machine.
-    ray.init("local", num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    started_s = time.perf_counter() - began_s
-    try:
-        with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
-            trainable = tune.with_resources(tune.with_parameters(trial, ensemble=ensemble), {"cpu": 1})
-            tuner = tune.Tuner(
-                trainable,
-                param_space={"member": tune.grid_search(list(ensemble.members))},
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
-            )
-            began_s = time.perf_counter()
-            with contextlib.redirect_stdout(sys.stderr):  # standard output is for our result only
-                found = tuner.fit()
-            wall_s = time.perf_counter() - began_s
-            if found.errors:
-                raise TrainingError(f"Ray Tune: {found.errors[0]}")
-            told = [found[place].metrics or {} for place in range(len(found))]
-    finally:
-        ray.shutdown()
-    return {
-        "wall_s": wall_s,
-        "preprocess_cpu_s": sum(one["cpu_s"] for one in told),
-        "wait_share": sum(one["waited_s"] for one in told) / sum(one["took_s"] for one in told),
-        "rounds": len(told),
-        "checkpoint_share": 0.0,
-        "scheduling_share": 0.0,
-        "sharing": 1.0,
-        "accuracy": {one["config"]["member"]: one["accuracy"] for one in told},
-        "started_s": started_s,
-    }
+    with ray_cluster(slots):
+        started_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        trainable = tune.with_parameters(trial, ensemble=ensemble)
+        found = ray_fit(trainable, {"member": tune.grid_search(list(ensemble.members))})
+        wall_s = time.perf_counter() - began_s
+        if found.errors:
+            raise TrainingError(f"Ray Tune: {found.errors[0]}")
+        told = [found[place].metrics or {} for place in range(len(found))]
+    return figures(
+        wall_s,
+        {one["config"]["member"]: one["accuracy"] for one in told},
+        preprocess_cpu_s=sum(one["cpu_s"] for one in told),
+        wait_share=sum(one["waited_s"] for one in told) / sum(one["took_s"] for one in told),
+        rounds=len(told),
+        started_s=started_s,
+    )

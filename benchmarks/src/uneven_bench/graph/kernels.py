@@ -46,7 +46,7 @@ def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> d
 
 
 def _sums(graph: BenchGraph, x: Tensor) -> Arms:
-    edges, adjacency = graph.edges, _adjacency(graph)
+    edges, adjacency = graph.edges, Adjacency.of(graph.edges)
     arms: Arms = {"bag": lambda: bag_sums(adjacency.into, x)}
     arms["ours"] = (lambda: row_sums(adjacency.into, x)) if native.level() else arms["bag"]
     if not isinstance(rivals.dgl(), str):
@@ -62,7 +62,7 @@ def _sums(graph: BenchGraph, x: Tensor) -> Arms:
 
 
 def _means(graph: BenchGraph, x: Tensor) -> Arms:
-    edges, adjacency = graph.edges, _adjacency(graph)
+    edges, adjacency = graph.edges, Adjacency.of(graph.edges)
     x.requires_grad_()
     back = torch.randn_like(x)
     degree = adjacency.into.starts.diff().clamp(min=1).float()[:, None]
@@ -98,10 +98,6 @@ class _BagSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return bag_sums(ctx.adjacency.out, gradients[0].contiguous()), None
-
-
-def _adjacency(graph: BenchGraph) -> Adjacency:
-    return Adjacency.of(graph.edges)
 
 
 def _agree(arms: Arms) -> None:

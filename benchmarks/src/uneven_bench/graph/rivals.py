@@ -40,21 +40,22 @@ def dgl() -> Any:
 @cache
 def pyg() -> Any:
     """Return PyG, or the reason."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            importlib.import_module("torch_geometric.nn")
-        return importlib.import_module("torch_geometric")
-    except (ImportError, OSError) as error:
-        return f"{error}: pip install './benchmarks[graph]'"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = _imported("torch_geometric.nn")
+        return found if isinstance(found, str) else _imported("torch_geometric")
 
 
 @cache
 def metis() -> Any:
     """Return pymetis, or the reason."""
+    return _imported("pymetis")
+
+
+def _imported(name: str) -> Any:
     try:
-        return importlib.import_module("pymetis")
-    except ImportError as error:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
         return f"{error}: pip install './benchmarks[graph]'"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from uneven_bench.harness.show import Progress
@@ -80,3 +81,24 @@ def by_turns(
             elif number == -1:
                 repeats[name] = max(1, int(least_s / max(1e-9, taken_s)))
     return found
+
+
+Curve = Sequence[tuple[float, float]]  # place on an axis, and the loss there
+
+
+def value_at(curve: Curve, place: float) -> float:
+    """Return the loss at a place, interpolated linearly; NaN beyond the ends."""
+    for (low, before), (high, after) in pairwise(curve):
+        if low <= place <= high and high > low:
+            return before + (place - low) / (high - low) * (after - before)
+    return math.nan
+
+
+def place_of(curve: Curve, target: float) -> float | None:
+    """Return the first place with a loss of ``target`` or less, interpolated linearly; None if there is none."""
+    if curve and curve[0][1] <= target:
+        return curve[0][0]
+    for (low, before), (high, after) in pairwise(curve):
+        if before > target >= after:
+            return low + (before - target) / (before - after) * (high - low)
+    return None

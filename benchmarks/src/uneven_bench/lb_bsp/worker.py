@@ -92,20 +92,17 @@ class _LbBspRun:
             assert isinstance(every, int)
             return RuleArm(model, work, even, case.block, rule=rule, every=every)
         name, options = parse_spec(who)
-        if name in ("flexrr", "accumulate"):
-            pieces = options["pieces"]
-            assert isinstance(pieces, int)
-            grain = max(even[0] // pieces, 1)
+        given = (model, work, case.global_batch, case.block)
+        if name in ("flexrr", "accumulate", "backup"):
+            (number,) = options.values()
+            assert isinstance(number, int)
+            grain = max(even[0] // number, 1)
             if name == "flexrr":
                 return FlexRRArm(model, work, even, case.block, grain=grain)
-            return AccumulateArm(model, work, case.global_batch, case.block, grain=grain)
-        if name == "backup":
-            spares = options["spares"]
-            assert isinstance(spares, int)
-            return BackupArm(model, work, case.global_batch, case.block, spares=spares)
+            return AccumulateArm(*given, grain=grain) if name == "accumulate" else BackupArm(*given, spares=number)
         if name == TOGETHER:
-            return TogetherArm(model, work, case.global_batch, case.block, balance=OURS, journal=journal)
-        return SessionArm(model, work, case.global_batch, case.block, balance=who, journal=journal)
+            return TogetherArm(*given, balance=OURS, journal=journal)
+        return SessionArm(*given, balance=who, journal=journal)
 
     def _measure(self) -> list[dict[str, float]]:
         """Return every worker's cost, its side of an exchange included."""

@@ -29,7 +29,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     UnknownNameError: the case is unknown. LaunchError: a run failed."""
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)
-    rounds, seconds = (1, 4.0) if quick else (5, 8.0)
+    rounds, seconds = (1, 2.0) if quick else (5, 8.0)
     found: dict[str, Any] = {"rounds": rounds}
     chosen = CASES if case is None else (case,)
     for number, name in enumerate(chosen):

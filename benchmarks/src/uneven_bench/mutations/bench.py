@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import LaunchError
@@ -116,12 +115,12 @@ def _environment() -> dict[str, str]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
+    targets = result["targets"]
+    rows = [
+        (name, *(f"{one:,}" for one in (row["taken"], row["refused"], len(row["faults"]))))
+        for name, row in targets.items()
+    ]
+    faults = [(name, number, why) for name, row in targets.items() for number, why in row["faults"].items()]
     title = f"{result['inputs']:,} mutated inputs, seed {result['seed']}"
-    table = table_of(title, ("input", "taken", "refused", "faults"))
-    for name, row in result["targets"].items():
-        table.add_row(name, f"{row['taken']:,}", f"{row['refused']:,}", f"{len(row['faults']):,}")
-    faults = Table("input", "number", "fault", box=SIMPLE_HEAD)
-    for name, row in result["targets"].items():
-        for number, why in row["faults"].items():
-            faults.add_row(name, number, why)
-    return [table, faults] if faults.row_count else [table]
+    found = [table_of(title, ("input", "taken", "refused", "faults"), rows)]
+    return [*found, table_of("Faults", ("input", "number", "fault"), faults)] if faults else found

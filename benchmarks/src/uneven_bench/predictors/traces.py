@@ -24,6 +24,7 @@ _LEAST_FREE = 0.05
 _MOST_JOB_ITERATIONS = 600
 _LEAST_ITERATIONS = 20
 _FALLBACK = "fallback.csv"
+_USED = {"planetlab": "planetlab_cpu.npz", "google": "google2011_vm_cpu_mem.npz"}
 
 
 def real(quick: bool = False) -> dict[str, PredictorCase]:
@@ -32,16 +33,15 @@ def real(quick: bool = False) -> dict[str, PredictorCase]:
     traces = _folder()
     if traces is None:
         return {"ec2": of_use("ec2", _shipped())}
-    return {**_alibaba(traces, 1 if quick else 4), **_planetlab(traces), **({} if quick else _google(traces))}
+    used = {name: of_use(name, *_use(traces, name)) for name in list(_USED)[: 1 if quick else None]}
+    return {**_alibaba(traces, 1 if quick else 4), **used}
 
 
 def use_traces() -> dict[str, Floats]:
     """Return name → processor use of four machines, ``(4, samples)``, 0 … 1, one sample in five minutes. Raises
     ConfigError: as :func:`real`."""
     traces = _folder()
-    if traces is None:
-        return {"ec2": _shipped()}
-    return {"planetlab": _planetlab_use(traces), "google": _google_use(traces)[0]}
+    return {"ec2": _shipped()} if traces is None else {name: _use(traces, name)[0] for name in _USED}
 
 
 def _folder() -> Path | None:
@@ -87,26 +87,13 @@ def _alibaba(traces: Path, jobs: int) -> dict[str, PredictorCase]:
         return cases
 
 
-def _planetlab(traces: Path) -> dict[str, PredictorCase]:
-    return {"planetlab": of_use("planetlab", _planetlab_use(traces))}
-
-
-def _planetlab_use(traces: Path) -> Floats:
-    with _open(traces / "planetlab_cpu.npz") as file:
-        use: Floats = file["cpu_percent"].astype(float) / 100.0
-    return use[_lively(use)]
-
-
-def _google(traces: Path) -> dict[str, PredictorCase]:
-    return {"google": of_use("google", *_google_use(traces))}
-
-
-def _google_use(traces: Path) -> tuple[Floats, Floats]:
-    """Return the use of processor and of memory."""
-    with _open(traces / "google2011_vm_cpu_mem.npz") as file:
-        use, memory = file["cpu_percent"].astype(float) / 100.0, file["mem_percent"].astype(float) / 100.0
+def _use(traces: Path, name: str) -> tuple[Floats, Floats | None]:
+    """Return the use of processor and, if it was recorded, of memory."""
+    with _open(traces / _USED[name]) as file:
+        use = file["cpu_percent"].astype(float) / 100.0
+        memory = file["mem_percent"].astype(float) / 100.0 if "mem_percent" in file else None
     rows = _lively(use)
-    return use[rows], np.minimum(memory[rows], 1.0)
+    return use[rows], None if memory is None else np.minimum(memory[rows], 1.0)
 
 
 def _lively(use: Floats) -> npt.NDArray[np.intp]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import random
 import statistics
 import tempfile
 import threading
@@ -25,8 +25,10 @@ from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import CheckpointError, LaunchError
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.world import RUN_VARIABLE
+from uneven_bench.harness.killed import strike
 from uneven_bench.recommendation.clicks import Clicks, clicks
-from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
+from uneven_bench.recommendation.model import DIM, ClickNet
+from uneven_bench.recommendation.quality import BATCH, HELD
 
 KILLS, SAVE_EVERY_S = 3, 1.0
 _GIVES_UP_S = 60.0
@@ -120,7 +122,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
         for at, rows in enumerate(batches):
             if at in struck:
                 _wait_saved(tables)
-                os.kill(servers.pids()[struck[at]], signal.SIGKILL)
+                strike([servers.pids()[struck[at]]], random.Random(at))
                 run.broken.append(at)
             began_s = time.perf_counter()
             loss_of(rows).backward()

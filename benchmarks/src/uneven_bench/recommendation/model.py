@@ -45,26 +45,38 @@ class Log:
         return self.ids[found], self.numbers[found], self.clicked[found]
 
 
-class DLRM(nn.Module):
-    """Bottom 13-512-256-64-16, products of all pairs, top 512-256-1."""
+class ClickNet(nn.Module):
+    """The dense part of DLRM: a bottom of layers for the numbers, products of all pairs, a top of layers."""
 
     pairs: Tensor
 
-    def __init__(self, tables: nn.Module) -> None:
+    def __init__(
+        self, fields: int, numbers: int, bottom: tuple[int, ...] = (64,), top: tuple[int, ...] = (128,)
+    ) -> None:
         super().__init__()
-        self.tables = tables
-        self.bottom = _layers(NUMBERS, 512, 256, 64, DIM)
-        self.register_buffer("pairs", torch.tril_indices(FIELDS + 1, FIELDS + 1, -1))
-        self.top = nn.Sequential(_layers(self.pairs.shape[1] + DIM, 512, 256), nn.Linear(256, 1))
+        self.bottom = _layers(numbers, *bottom, DIM)
+        self.register_buffer("pairs", torch.tril_indices(fields + 1, fields + 1, -1))
+        self.top = nn.Sequential(_layers(self.pairs.shape[1] + DIM, *top), nn.Linear(top[-1], 1))
 
-    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
+        """Return scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
         dense = self.bottom(numbers)
-        pooled = self.tables(ids)
-        found = pooled if isinstance(pooled, Tensor) else pooled.values()
-        vectors = torch.cat([dense, found], 1).view(-1, FIELDS + 1, DIM)
+        vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
         products = vectors @ vectors.transpose(1, 2)
         score: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
         return score.squeeze(1)
+
+
+class DLRM(ClickNet):
+    """Bottom 13-512-256-64-16, products of all pairs, top 512-256-1, and tables."""
+
+    def __init__(self, tables: nn.Module) -> None:
+        super().__init__(FIELDS, NUMBERS, (512, 256, 64), (512, 256))
+        self.tables = tables
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        pooled = self.tables(ids)
+        return super().forward(pooled if isinstance(pooled, Tensor) else pooled.values(), numbers)
 
 
 def _layers(*widths: int) -> nn.Sequential:

@@ -33,9 +33,10 @@ from uneven.embedding.kernels import kernels
 from uneven.embedding.pure.row_optimizers import Bags
 from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
+from uneven_bench.recommendation.model import DIM, ClickNet
 from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass
 
-DIM, BATCH, HELD = 16, 128, 5
+BATCH, HELD = 128, 5
 _EXCHANGE, _ALPHA, _JITTER = 0.5, 0.5, 0.1
 TWINS = {"easgd-5": 5, "easgd-30": 30}
 
@@ -58,26 +59,6 @@ WAYS = {
     "asynchronous": Learning(4, 2, ahead=1, every=0),
     **{name: Learning(4, 2, ahead=1, every=every) for name, every in TWINS.items()},
 }
-
-
-class ClickNet(nn.Module):
-    """DLRM of the quality cases: bottom of two layers, products of all pairs, top of two."""
-
-    pairs: Tensor
-
-    def __init__(self, fields: int, numbers: int) -> None:
-        super().__init__()
-        self.bottom = nn.Sequential(nn.Linear(numbers, 64), nn.ReLU(), nn.Linear(64, DIM), nn.ReLU())
-        self.register_buffer("pairs", torch.tril_indices(fields + 1, fields + 1, -1))
-        self.top = nn.Sequential(nn.Linear(self.pairs.shape[1] + DIM, 128), nn.ReLU(), nn.Linear(128, 1))
-
-    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
-        """Return scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
-        dense = self.bottom(numbers)
-        vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
-        products = vectors @ vectors.transpose(1, 2)
-        score: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
-        return score.squeeze(1)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from rich.table import Table as Shown
 
 from uneven.policy.balance import balancers
@@ -21,6 +22,7 @@ from uneven_bench.harness.show import Progress, bold, table_of
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
+from uneven_bench.rivals.together import flicker, together
 
 OURS = "lb-bsp"  # the arm named "ours": the default
 LIMITS = ("oracle", "foreseen")
@@ -30,6 +32,7 @@ CANDIDATES = ("lb-bsp", "numerical", "analytic")  # ours
 LBB_AS_OURS = "lbb as ours"
 """The strongest rival with reports as rare and late as ours: its result within the same budget."""
 
+HELD = (25, 5, 2)  # iterations that a flickering load stays
 INSIDE = {"flexrr": flexrr, "backup": backup, "accumulate": accumulating}
 
 GOOGLE_ROWS = (227, 79, 1467, 355, 700, 1593, 848, 1072)
@@ -39,7 +42,8 @@ GOOGLE_ROWS = (227, 79, 1467, 355, 700, 1593, 848, 1072)
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Play all, on recorded traces too if ``UNEVEN_DATA`` names their folder. Result: ``cases``: case → method →
     of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and ``gain_over_best_rival`` and ``of_foreseen``
-    (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``."""
+    (ours) by case; ``flicker``: recording → iterations that a load stays → arm → of_limit; ``ours``, ``seeds``,
+    ``iterations``, ``settling``."""
     seeds = 1 if quick else 3
     recorded = recordings()
     played = [cases(recorded.get, seed) for seed in range(seeds)]
@@ -64,6 +68,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
             name: rows[OURS]["of_limit"] / rows[leaders[name]]["of_limit"] for name, rows in found.items()
         },
         "of_foreseen": {name: rows[OURS]["of_limit"] / rows["foreseen"]["of_limit"] for name, rows in found.items()},
+        "flicker": {name: flickering(use, seeds) for name, use in uses(recorded.get("use")).items()},
         "seeds": seeds,
         "iterations": ITERATIONS,
         "settling": SETTLING,
@@ -81,8 +86,26 @@ def methods() -> dict[str, Callable[[RivalCase, int], RivalOutcome]]:
     found[LBB_AS_OURS] = lambda case, seed: ours(case, Lbb(profile=profiles(case, seed)))
     for name, play in INSIDE.items():
         found[name] = lambda case, _, play=play: play(case)  # type: ignore[misc]
+    found["together"] = lambda case, _: together(case)
     for name in CANDIDATES:
         found[name] = lambda case, _, name=name: ours(case, balancers.resolve(name))  # type: ignore[misc]
+    return found
+
+
+def uses(google: Table | None) -> dict[str, Table]:
+    """Return recordings of the use of machines, (records, machines)."""
+    known = {"Google": google, "PlanetLab": machine_use("planetlab_cpu")}
+    found = {name: use for name, use in known.items() if use is not None}
+    return found or {"made up": np.clip(np.random.default_rng(0).beta(1.0, 4.0, (ITERATIONS, 32)), 0.0, 0.95)}
+
+
+def flickering(use: Table, seeds: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for held in HELD:
+        same = [flicker(use, held, seed) for seed in range(seeds)]
+        limits = [oracle(case) for case in same]
+        arms = {OURS: [ours(case, balancers.resolve(OURS)) for case in same], "together": [*map(together, same)]}
+        found[str(held)] = {name: summary(each, limits)["of_limit"] for name, each in arms.items()}
     return found
 
 
@@ -97,7 +120,7 @@ def summary(outcomes: list[RivalOutcome], limits: list[RivalOutcome]) -> dict[st
 
 def best_rival(rows: dict[str, dict[str, Any]]) -> str:
     """Return the rival that is nearest to the limit."""
-    others = [name for name in rows if name not in (*CANDIDATES, *LIMITS)]
+    others = [name for name in rows if name not in (*CANDIDATES, "together", *LIMITS)]
     return max(others, key=lambda name: rows[name]["of_limit"])
 
 
@@ -124,7 +147,17 @@ def tables(result: dict[str, Any]) -> list[Shown]:
         rows.append((bold(words, False), *(bold(f"{result[key][name]:.3f}", False) for name in names)))
     columns = ("", *(name.replace(" ", "\n").replace("band", "band-\n") for name in names))
     title = "Of the limit: the oracle's time ÷ theirs, for as many samples"
-    return [table_of(title, columns, rows, narrow=True), *(_one(name, each) for name, each in result["cases"].items())]
+    flickers = [
+        (name, f"{held} iterations", *(f"{value:.3f}" for value in arms.values()))
+        for name, each in result["flicker"].items()
+        for held, arms in each.items()
+    ]
+    changing = table_of("Of the limit, under load that changes", ("load", "every", OURS, "together"), flickers)
+    return [
+        table_of(title, columns, rows, narrow=True),
+        changing,
+        *(_one(name, each) for name, each in result["cases"].items()),
+    ]
 
 
 def _one(name: str, methods: dict[str, dict[str, Any]]) -> Shown:

@@ -26,6 +26,8 @@ from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import Space
 from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
+from uneven_bench.harness.figures import Spread, in_turns
+from uneven_bench.harness.ray_rival import ray_cluster
 from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.search import decisions, rivals, trainings
 
@@ -103,7 +105,7 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
             found["syne_tune"].append(rivals.syne_trivial(ray) / ray * 1e3)
         if rivals.installed("ray"):
             progress("overhead", "ray", 0.0)
-            with rivals.ray():
+            with ray_cluster(rivals.SLOTS):
                 rivals.ray_trivial(2)
                 found["ray"].append(rivals.ray_trivial(ray) / ray * 1e3)
     result: dict[str, Any] = {
@@ -192,7 +194,7 @@ def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str
             played[case][method] = _played(result, began_s)
             settings[case] = [dict(row.params) for row in sorted(result.rows, key=lambda row: row.number)]
     if rivals.installed("ray"):
-        with rivals.ray():
+        with ray_cluster(rivals.SLOTS):
             rivals.ray_trivial(2)
             for case in PREPARATIONS:
                 progress("real", f"{case}, ray", 0.0)
@@ -221,39 +223,34 @@ def _played(result: search.SearchResult, began_s: float) -> rivals.PlayedSearch:
 def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     trials = 8
     space = {"x": search.uniform(0, 1), "cost": search.uniform(0.5, 2.0)}
-    took: dict[str, list[float]] = {placing: [] for placing in PLACINGS}
-    for number in range(1 if quick else 5):
-        for placing in PLACINGS:
-            progress("unequal", placing, 0.0)
-            result = search.run(
-                trainings.throttled, space, metric="score", trials=trials, max_t=9, devices=len(trainings.SHARES),
-                directory=where / f"{placing} {number}", placing=placing, progress=False, seed=number,
-            )  # fmt: skip
-            events = result.events()
-            took[placing].append(events[-1]["at_s"] - events[0]["at_s"])
-    gains = [first / planned for first, planned in zip(took["first-come"], took["planned"], strict=True)]
-    return {
-        "unequal_s": took,
-        "unequal_gain": statistics.median(gains),
-        "unequal_gain_virtual": statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20)),
-    }
+    took, gain = _placed(
+        PLACINGS, 1 if quick else 5, where / "unequal", progress, trainings.throttled, space, trials=trials, max_t=9
+    )
+    virtual = statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20))
+    return {"unequal_s": took, "unequal_gain": gain, "unequal_gain_virtual": virtual}
 
 
 def _teams(where: Path, rounds: int, epochs: int, progress: Progress) -> dict[str, Any]:
     """Measure searches in which slots of ended trials help the remaining ones, or do not."""
-    took: dict[str, list[float]] = {"planned": [], "flotillas": []}
-    for number in range(rounds):
-        for placing, each in took.items():
-            progress("teams", placing, 0.0)
-            result = search.run(
-                trainings.divided, {"cost": search.uniform(0.5, 2.0)}, metric="score", trials=5, max_t=epochs,
-                devices=len(trainings.SHARES), data=trainings.SineSamples(),
-                directory=where / f"{placing} {number} teams", placing=placing, progress=False, seed=number,
-            )  # fmt: skip
-            events = result.events()
-            each.append(events[-1]["at_s"] - events[0]["at_s"])
-    gains = [alone / helped for alone, helped in zip(took["planned"], took["flotillas"], strict=True)]
-    return {"team_s": took, "team_gain": statistics.median(gains)}
+    given = {"trials": 5, "max_t": epochs, "data": trainings.SineSamples()}
+    space = {"cost": search.uniform(0.5, 2.0)}
+    took, gain = _placed(("planned", "flotillas"), rounds, where / "teams", progress, trainings.divided, space, **given)
+    return {"team_s": took, "team_gain": gain}
+
+
+def _placed(
+    placings: tuple[str, str], rounds: int, where: Path, progress: Progress, *of: Any, **given: Any
+) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of a search on unequal slots under two placings, and the median gain of the second."""
+    took: dict[str, list[float]] = {placing: [] for placing in placings}
+    for number, placing in in_turns(progress, where.name, range(rounds), placings):
+        result = search.run(
+            *of, metric="score", devices=len(trainings.SHARES), directory=where / f"{placing} {number}",
+            placing=placing, progress=False, seed=number, **given,
+        )  # fmt: skip
+        events = result.events()
+        took[placing].append(events[-1]["at_s"] - events[0]["at_s"])
+    return took, Spread.ratio(*took.values()).median
 
 
 def _virtual_gain(space: Space, trials: int, seed: int) -> float:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,18 +21,18 @@ from typing import Any
 
 import psutil
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import search
 from uneven.errors import TrainingError
 from uneven.search.search_events import EVENTS, read_events
 from uneven_bench.fleet.cases import Sample, light
+from uneven_bench.harness.killed import begun, kills_table, strike, until_it_ends
 from uneven_bench.harness.show import Progress
 from uneven_bench.search import trainings
 
 KINDS = ("search", "worker", "preparer")
-MOST_STARTS = 5
+PROGRAM = "uneven_bench.search.kill"
 TRIALS = 8
 SCHEDULER = "asha-promote:max_t=9,reduction_factor=3"
 
@@ -84,7 +82,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
         whole = Path(folder) / "whole"
         began_s = time.monotonic()
-        _until_it_ends(whole)
+        until_it_ends(PROGRAM, whole)
         took_s = time.monotonic() - began_s
         wanted = _outcome(whole)
         kills = 3 if quick else 20
@@ -115,22 +113,9 @@ def _outcome(directory: Path) -> list[tuple[Any, ...]]:
     )
 
 
-def _start(directory: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "uneven_bench.search.kill", str(directory)], stderr=subprocess.PIPE)
-
-
-def _until_it_ends(directory: Path) -> int:
-    for start in range(1, MOST_STARTS + 1):
-        with _start(directory) as child:
-            said = child.communicate()[1]
-        if child.returncode == 0:
-            return start
-    raise TrainingError(f"the search has not come to its end: {said.decode()[-500:]}")
-
-
 def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> tuple[bool, int]:
     """Kill once after ``after`` reports, and let it end; return whether a process was killed, and the starts."""
-    with _start(directory) as child:
+    with begun(PROGRAM, directory) as child:
         path = directory / EVENTS
         while child.poll() is None and (not path.exists() or path.read_text().count('"report"') < after):
             time.sleep(0.005)
@@ -143,8 +128,8 @@ def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> t
         if child.returncode == 0:
             return hit, 1
         if kind != "search":
-            raise TrainingError(f"a search of which a {kind} was killed has ended: {said.decode()[-500:]}")
-    return hit, 1 + _until_it_ends(directory)
+            raise TrainingError(f"a search of which a {kind} was killed has ended: {said[-500:]}")
+    return hit, until_it_ends(PROGRAM, directory, starts=1)
 
 
 def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random.Random) -> bool:
@@ -156,19 +141,13 @@ def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random
     else:
         there = sorted(int(path.name) for path in (directory / "preparers").iterdir())
     there = [pid for pid in there if pid == child or (pid in family and psutil.pid_exists(pid))]
-    if not there:
-        return False
-    os.kill(draw.choice(there), signal.SIGKILL)
-    return True
+    return strike(there, draw)
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     title = f"{found['all_same']} of {found['of']} searches ended as the undisturbed one, none trained twice"
     columns = ("kind", "after", "hit", "starts", "same", "reports_twice", "epochs_again")
-    table = Table(*(name.replace("_", " ") for name in columns), title=title, box=SIMPLE_HEAD)
-    for one in found["kills"]:
-        table.add_row(*(str(one[name]) for name in columns))
-    return [table]
+    return [kills_table(title, {name: name.replace("_", " ") for name in columns}, found["kills"])]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.search.data import DataHandle, DataReader
 from uneven.search.trial_worker import seed_of
+from uneven_bench.harness.ray_rival import ray_fit
 
 SLOTS = 2
 
@@ -51,39 +52,12 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-@contextlib.contextmanager
-def ray() -> Iterator[None]:
-    """Start a separate Ray cluster on this machine."""
-    import ray as it
-
-    it.init("local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield
-    finally:
-        it.shutdown()
-
-
-def _fit(trainable: Any, space: dict[str, Any], scheduler: Any = None, samples: int = 1) -> Any:
-    from ray import tune
-
-    with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder, contextlib.redirect_stdout(sys.stderr):
-        tuner = tune.Tuner(
-            tune.with_resources(trainable, {"cpu": 1}),
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                reuse_actors=True, num_samples=samples, scheduler=scheduler, metric="score", mode="max"
-            ),
-            run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
-        )
-        return tuner.fit()
-
-
 def ray_trivial(trials: int) -> float:
     """Return seconds of a search of trivial trials in Ray Tune, on a running cluster."""
     from ray import tune
 
     began_s = time.perf_counter()
-    _fit(_report_once, {"x": tune.uniform(0, 1)}, samples=trials)
+    ray_fit(_report_once, {"x": tune.uniform(0, 1)}, num_samples=trials, metric="score", mode="max")
     return time.perf_counter() - began_s
 
 
@@ -105,7 +79,8 @@ def ray_pictures(
     scheduler = AsyncHyperBandScheduler(max_t=max_t, reduction_factor=3)
     handle = DataHandle(source, stream, None)
     trainable = tune.with_parameters(_pictures, handle=handle, settings=settings, train=train)
-    found = _fit(trainable, {"trial": tune.grid_search(list(range(len(settings))))}, scheduler)
+    space = {"trial": tune.grid_search(list(range(len(settings))))}
+    found = ray_fit(trainable, space, scheduler=scheduler, metric="score", mode="max")
     frames = [result.metrics_dataframe for result in found]
     end_s = time.time() - began_s
     reports = [(row["at_s"] - began_s, row["score"]) for frame in frames for _, row in frame.iterrows()]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class TrainingStretch:
         return cls(*(sum(column) for column in columns))
 
 
-class SyncArm(ABC):
+class SyncArm:
     """One way to train ``model``. ``own_pace``: no worker waits, so each may stop at any time; ``every``: period of the
     exchanges in steps."""
 
@@ -101,14 +100,15 @@ class SyncArm(ABC):
         """Return whether an exchange runs in the background."""
         return False
 
-    def leave(self) -> None:  # noqa: B027 - the loops of most arms are not timed
+    def leave(self) -> None:
         """Leave the loop, if that makes a difference."""
 
-    @abstractmethod
     def counted(self) -> AbstractContextManager[Any]:
-        """Make ``model`` the one to evaluate, inside. Every worker enters it."""
+        """Make ``model`` the one to evaluate, inside; most arms' replicas are equal, or rank 0's counts. Every worker
+        enters it."""
+        return nullcontext()
 
-    def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
+    def close(self) -> None:
         """Close the arm."""
 
 

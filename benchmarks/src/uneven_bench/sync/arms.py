@@ -7,7 +7,7 @@ together. Bytes are all those that leave a worker's interface.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,6 @@ class NoExchange(SyncArm):
     def __init__(self, model: nn.Module, data: TensorDataset, batch: int, seed: int) -> None:
         super().__init__(model)
         self.batches = iter(loader_of(data, batch, seed))
-
-    def counted(self) -> AbstractContextManager[Any]:
-        """Evaluate rank 0's model, as each worker has its own."""
-        return nullcontext()
 
 
 class Bare(NoExchange):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 YARDSTICK = "unsynchronised"  # the arm that exchanges nothing: what the same workers reach at best
 AGAIN = "unsynchronised-again"
@@ -119,26 +120,17 @@ def cases() -> dict[str, SyncCase]:
     """Return all cases by name: ``fast-2`` … ``both-8``; each with its shadows, ``fast-2-shadows`` and so on; and
     ``twins-4``, with losses of several seeds."""
     found = {}
-    for workers in SIZES:
-        even, slow = _even(workers), _one_slow(workers)
-        for net, mbit in NETS.items():
-            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
-            found[f"{net}-{workers}"] = SyncCase(
-                name=f"{net}-{workers}",
-                about=f"{workers} equal workers on {speed}",
-                shares=even,
-                mbit_per_s=mbit,
-                arms=arms(workers, straggler=False),
-            )
-        for name, mbit in (("straggler", math.inf), ("both", NETS["100mbit"])):
-            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
-            found[f"{name}-{workers}"] = SyncCase(
-                name=f"{name}-{workers}",
-                about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
-                shares=slow,
-                mbit_per_s=mbit,
-                arms=arms(workers, straggler=True),
-            )
+    for workers, (net, mbit) in product(SIZES, (NETS | {"straggler": math.inf, "both": NETS["100mbit"]}).items()):
+        slow = net not in NETS
+        who = f"{workers} workers, one of them {SLOW} times slower," if slow else f"{workers} equal workers"
+        speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+        found[f"{net}-{workers}"] = SyncCase(
+            name=f"{net}-{workers}",
+            about=f"{who} on {speed}",
+            shares=_one_slow(workers) if slow else _even(workers),
+            mbit_per_s=mbit,
+            arms=arms(workers, straggler=slow),
+        )
     found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
     found["twins-4"] = replace(
         found["100mbit-4"],

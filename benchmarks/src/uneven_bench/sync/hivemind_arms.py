@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,10 +61,6 @@ class Hivemind(SyncArm):
         with torch.no_grad(), self._averager.get_tensors() as shared:
             for theirs, own in zip(shared, self.model.parameters(), strict=True):
                 own.copy_(theirs)
-
-    def counted(self) -> AbstractContextManager[Any]:
-        """Evaluate the model: replicas are equal after whole blocks, which all stretches of training are."""
-        return nullcontext()
 
     def close(self) -> None:
         """End the averager, then the table, which others may still need."""

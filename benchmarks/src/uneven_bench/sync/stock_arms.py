@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,10 +44,6 @@ class Stock(SyncArm):
             raise UnknownNameError("hook", hook, hooks)
         hooks[hook]()
         self.batches = iter(batches)
-
-    def counted(self) -> AbstractContextManager[Any]:
-        """Evaluate the model: all replicas are equal."""
-        return nullcontext()
 
 
 class PostLocal(SyncArm):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.figures import Spread, place_of
 from uneven_bench.sync.cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, SyncCase, seed_of, seeded
 
 OURS_NOT = (YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco")
@@ -57,15 +57,6 @@ def loss_at(points: Sequence[CurvePoint], axis: str, where: float) -> float:
     return math.nan
 
 
-def reached_s(points: Sequence[CurvePoint], target: float) -> float | None:
-    """Return seconds to the first loss of ``target``, interpolated linearly; None if it never was so low."""
-    for before, after in pairwise(points):
-        if before.loss > target >= after.loss:
-            part = (before.loss - target) / (before.loss - after.loss)
-            return before.seconds + part * (after.seconds - before.seconds)
-    return None
-
-
 def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
     """Summarize one case: its arms, the cost of the twins, DS-Sync's exchange against the ring. Losses at equal samples
     are compared at the fewest samples of any arm; at equal time, at the shortest time under the limits. The target is
@@ -96,7 +87,7 @@ def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
             "sync_gap": result["gaps"].get(name),
             "bytes": sum(one["sent_bytes"] for one in counted) / steps,
             "steps": steps,
-            "time_to_target_s": reached_s(under[name], target),
+            "time_to_target_s": place_of([(one.seconds, one.loss) for one in under[name]], target),
         }
     return {
         "about": case.about,

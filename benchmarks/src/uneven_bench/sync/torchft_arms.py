@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,10 +57,6 @@ class TorchFT(SyncArm):
             self._around = DiLoCo(self._manager, [model], self.optimizer, outer, sync_every=every)
         self._around.__enter__()
         self.batches = iter(batches)
-
-    def counted(self) -> AbstractContextManager[Any]:
-        """Evaluate the model: replicas are equal after whole blocks, which all stretches of training are."""
-        return nullcontext()
 
     def close(self) -> None:
         """End torchft's servers, the lighthouse last."""

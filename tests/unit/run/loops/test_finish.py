@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
 from uneven.policy.samples.finish_together import FinishTogether, LaunchFit
-from uneven_bench.flicker.bench import run
-from uneven_bench.flicker.play import flicker, together
+from uneven_bench.rivals import bench
 from uneven_bench.rivals.cases import cases
 from uneven_bench.rivals.loops import oracle, ours
+from uneven_bench.rivals.together import flicker, together
 
 
 def played(rule: FinishTogether, now: list[float], rng: np.random.Generator, shares: list[int]) -> list[int]:
@@ -117,9 +117,9 @@ def test_it_is_not_behind_where_load_is_steady(number: int) -> None:
 
 def test_the_bench_plays_made_up_loads_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
-    monkeypatch.setattr("uneven_bench.flicker.bench.cases", lambda recorded, seed: ())
-    found = run(True, lambda *_: None)
-    assert found["flicker"]["made up"]["2"]["together"] > found["flicker"]["made up"]["2"]["lb-bsp"]
+    (use,) = bench.uses(None).values()
+    found = bench.flickering(use, seeds=2)
+    assert found["2"]["together"] > found["2"]["lb-bsp"]
 
 
 def test_what_a_launch_takes_is_found_under_load_that_changes() -> None:
