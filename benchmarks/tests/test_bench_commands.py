@@ -1,0 +1,47 @@
+"""The commands of ``uneven bench``: each has a bench that takes its options, and says first how long it takes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+from rich.table import Table
+
+from uneven_bench import commands
+from uneven_bench.balancers import bench as balancers
+
+CALLBACKS = {one.name: one.callback for one in commands.app.registered_commands}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_bench_takes_the_options_of_its_command(name: str) -> None:
+    callback: Any = CALLBACKS[name]
+    bench = import_module(inspect.getclosurevars(callback).nonlocals["where"])
+    options = set(inspect.signature(callback).parameters) - {"json"} | {"progress"}
+    assert set(inspect.signature(bench.run).parameters) == options
+    assert callable(bench.tables)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"quick": True}, "a second"), ({"quick": False}, "an hour"), ({"quick": False, "case": "one"}, "a minute")],
+)
+def test_the_first_line_says_how_long_that_form_takes(
+    given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(balancers, "run", lambda progress, **options: options)
+    monkeypatch.setattr(balancers, "tables", lambda result: [Table(title="shown")])
+
+    def command(quick: commands.Quick = False, json: commands.Json = False, case: commands.Case = None) -> None:
+        """A bench."""
+
+    made = commands.bench("made", "balancers.bench", whole="an hour", case="a minute", quick="a second")(command)
+    commands.app.registered_commands.pop()
+    made(json=True, **{"case": None, **given})
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[0] == f"uneven: bench made takes about {said}"
+    assert json.loads(printed.out.splitlines()[-1]) == {"case": None, **given}
+    assert (made.__doc__ or "").endswith("Takes an hour, with --case NAME a minute, with --quick a second.")
