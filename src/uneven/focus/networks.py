@@ -39,6 +39,7 @@ class LadderRung:
 LADDER = (LadderRung(0, 32), LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))
 
 NAMED = (2, 5, 1000)  # the paper's L_s: numbers of most frequent classes with their own output; the last means all
+_BATCH = 64
 
 
 class Cheap(nn.Module):
@@ -146,17 +147,20 @@ def flipped(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
 
 def member(candidate: Candidate, loss: BalancedLoss) -> fleet.Member:
     model = candidate.build()
-    return fleet.Member(model, torch.optim.AdamW(model.parameters(), lr=3e-3), batch_size=64, loss=loss)
+    return fleet.Member(model, torch.optim.AdamW(model.parameters(), lr=3e-3), batch_size=_BATCH, loss=loss)
 
 
 def ensemble(
     wanted: Sequence[Candidate], crops: Crops, labels: npt.NDArray[np.int64], epochs: int, seed: int = 0
 ) -> fleet.Ensemble:
     """Return the fleet of all candidates on the same crops (n, side, side, 3) and labels (n,)."""
+    count = len(labels)
+    if count > _BATCH and count % _BATCH == 1:  # batch norm cannot take a last batch of one crop
+        count -= 1
     # One ensemble, so each crop is loaded and augmented once for all candidates.
     return fleet.Ensemble(
         members={one.name: partial(member, one, BalancedLoss(one.outputs(), labels)) for one in wanted},
-        dataset=Labelled(crops, labels),
+        dataset=Labelled(crops[:count], labels[:count]),
         transform=flipped,
         max_epochs=epochs,
         seed=seed,

@@ -3,9 +3,10 @@
 import copy
 
 import numpy as np
+import pytest
 import torch
 
-from uneven.focus.networks import Candidate, LadderRung, fused, run
+from uneven.focus.networks import Candidate, LadderRung, ensemble, fused, run
 from uneven.focus.truth import as_input
 
 
@@ -19,3 +20,10 @@ def test_the_network_of_ingest_computes_what_the_trained_one_does():
     quick = run(fused(copy.deepcopy(model)), crops)
     for one, other in zip(whole, quick, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(("crops", "trained"), [(1, 1), (64, 64), (65, 64), (66, 66), (257, 256)])
+def test_no_last_batch_holds_a_single_crop(crops: int, trained: int):
+    wanted = [Candidate(LadderRung(4, 16), (0,), 1)]
+    made = ensemble(wanted, np.zeros((crops, 8, 8, 3), np.uint8), np.zeros(crops, np.int64), epochs=1)
+    assert len(made.dataset) == trained
