@@ -82,7 +82,7 @@ SPEED = {
 """The measurements of one case; in each round one after the other."""
 PARTS = (*SPEED, "quality", "killed", "checkpoint")
 QUICK = (
-    "1 at 0.2 core", "4 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
+    "1 at 0.2 core", "2 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
     "DDP, sparse",
 )  # fmt: skip
 
