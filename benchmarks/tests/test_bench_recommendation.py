@@ -22,7 +22,7 @@ def measured(per_s: tuple[float, ...], trainer_us: float = 50.0) -> list[Measure
 
 
 def test_ratios_are_of_the_same_round_and_medians() -> None:
-    found = {name: measured((100.0,)) for name in QUICK}
+    found = {name: measured((100.0,)) for name in QUICK if name != "2 at 0.2 core"}
     found |= {"4 at 0.2 core": measured((100.0, 100.0, 90.0, 90.0)), "unequal": measured((400.0, 200.0, 100.0, 80.0))}
     found |= {"4, one slow": measured((97.0, 97.0, 90.2, 23.0))}
     found |= {"two trainers": measured((120.0, 60.0)), "DDP, sparse": measured((5.0, 5.0))}
