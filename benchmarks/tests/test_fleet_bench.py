@@ -50,7 +50,7 @@ def test_every_method_trains_every_member() -> None:
         rounds = {name: one["rounds"] for name, one in case["methods"].items()}
         assert rounds["baseline"] == rounds["sequential"] == len(WIDTHS)
         assert (rounds["homogeneous"], rounds["together"]) == (len(WIDTHS) / bench.SLOTS, 1)
-    assert "preprocessing-light: fleet-g" in said
+    assert "preprocessing-light, fleet-g" in said
     console = Console(width=160)
     with console.capture() as shown:
         for table in bench.tables(result):
