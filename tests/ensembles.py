@@ -4,8 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
-from uneven.fleet.pure.planning.planner import FlotillaPlanner
+from uneven.fleet.pure.planning.flotillas import FlotillaPlanner, Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork

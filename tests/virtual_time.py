@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, Workload
 from uneven.cluster.pure.simulate import Arithmetic, Scenario, simulate
-from uneven.policy.balance.even import Even
+from uneven.policy.balance.balancer import Even
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.records import StepRecord
 from uneven.policy.sync import SyncPolicy

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from uneven.policy.core import registry
 from uneven.runtime import plugins
-from uneven.runtime.installed import VERSION
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import VERSION, lazy
 
 if TYPE_CHECKING:
     from uneven.errors import (

@@ -8,9 +8,8 @@ import pytest
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
-from uneven.run.lines.collective import CollectiveTransport
-from uneven.run.lines.in_process_rendezvous import Hub
-from uneven.run.lines.rendezvous import MeetingPlace
+from uneven.run.lines.group_lines import CollectiveTransport
+from uneven.run.lines.in_process_rendezvous import Hub, MeetingPlace
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.testing.contracts import check_transport

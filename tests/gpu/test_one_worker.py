@@ -22,8 +22,8 @@ import uneven
 from uneven.embedding import SGD, EmbeddingBagCollection, Table
 from uneven.journal import read
 from uneven.policy.core.records import StepRecord
-from uneven.run.measure.clock import CudaClock
 from uneven.run.measure.machine_load import nvml_uuid
+from uneven.run.measure.meter import CudaClock
 from uneven.runtime.states import random_state, set_random_state
 from uneven.testing.parts import alone as by_itself
 

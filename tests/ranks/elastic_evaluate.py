@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from elastic_script import X, dataset, model
 
 import uneven
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 DATA = dataset()
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import uneven
 from uneven import graph
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 WIDTH, CLASSES = 9, 3
 

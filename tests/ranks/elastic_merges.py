@@ -18,7 +18,7 @@ from session_parts import Moving
 from torch import nn
 
 import uneven
-from uneven.testing.inside import Inside, Round, inside
+from uneven_bench.inside import Inside, Round, inside
 
 X = 25
 

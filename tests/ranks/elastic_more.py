@@ -26,7 +26,7 @@ from session_parts import Moving
 from torch import Tensor, nn
 
 import uneven
-from uneven.testing.inside import Inside, inside
+from uneven_bench.inside import Inside, inside
 
 X, TOGETHER = 25, 3
 STEPS, OWN, MEANT = 40, 3, 30

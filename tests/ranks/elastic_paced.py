@@ -20,7 +20,7 @@ from elastic_merges import model
 from elastic_script import LR, be_late, dataset
 
 import uneven
-from uneven.testing.inside import Inside, inside
+from uneven_bench.inside import Inside, inside
 
 X = 24
 STEP_S = 0.004

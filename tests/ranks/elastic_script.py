@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.testing.inside import Inside, inside
+from uneven_bench.inside import Inside, inside
 
 N, X, LR, MOMENTUM = 600, 24, 0.05, 0.9
 

@@ -16,7 +16,7 @@ from elastic_script import LR, dataset
 from torch import nn
 
 import uneven
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 X, THREADS = 25, 3
 

@@ -23,7 +23,7 @@ from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import SyncPolicy, policies
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 

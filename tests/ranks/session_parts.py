@@ -19,7 +19,7 @@ from uneven.policy.core.actions import Split
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order
-from uneven.run.measure.clock import HostClock
+from uneven.run.measure.meter import HostClock
 
 N, X = 50, 12  # four full iterations and a last part of 2
 

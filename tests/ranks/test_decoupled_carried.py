@@ -33,8 +33,8 @@ from uneven.runtime.messages.keys import SERVER, publish
 from uneven.runtime.parameter_server import make_keys
 from uneven.runtime.parameter_server.pure.wire import Kind
 from uneven.runtime.world import RUN_VARIABLE
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 SPEEDS, X, EVENTS = (1.0, 1.13, 2.6), 12, 24
 OWN = X // len(SPEEDS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_elastic import HERE, run
 
 from uneven.policy.samples.requeued import runs
-from uneven.run.loops.mended import positions_in, without
+from uneven.run.loops.over_all import positions_in, without
 
 
 @pytest.mark.timeout(200)

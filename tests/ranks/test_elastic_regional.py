@@ -17,7 +17,7 @@ import torch
 from test_elastic_groups import Exchanged, Holder, Log, Step, check, played
 
 from uneven.policy.merge import BlockMomentum, Kept
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -20,8 +20,8 @@ from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 X = 24
 SAMPLES = 98  # four full iterations and a last part of 2, fewer than there are workers

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import uneven
 from uneven.errors import ConfigError
 from uneven.policy.core.records import ExchangeRecord
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 X = 7
 """Seven full parts an epoch, and a last one of a single sample."""

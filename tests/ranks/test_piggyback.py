@@ -17,7 +17,7 @@ from uneven.policy.control import Report
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.control_words import NOTHING, BehindBucket, ControlWords, Heard
 from uneven.testing import RankContext, ranks
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 
 def _model(kind: str) -> nn.Module:

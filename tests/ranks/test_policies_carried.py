@@ -15,8 +15,8 @@ from torch import nn
 
 import uneven
 from uneven.errors import ConfigError, PeerError, TrainingError
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 UNEQUAL = "static:shares=4/3/3/2"
 THREE = "static:shares=6/4/2"

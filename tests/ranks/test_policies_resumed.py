@@ -16,8 +16,8 @@ from session_parts import Numbered, X, net
 
 import uneven
 from uneven.errors import CheckpointError
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 
 def saved(run: Run, most: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from session_parts import N
 from session_parts import everybodys as all_of
 
 from uneven.errors import PeerError, TrainingError
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 
 def until(path: Path) -> None:

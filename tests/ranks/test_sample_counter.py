@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 from uneven.errors import PeerError
 from uneven.policy.samples.supply import SamplesWanted
+from uneven.run.samples.async_sampling.leased_samples import OwnPace, make_own_pace
 from uneven.run.samples.async_sampling.sample_counter import _AskedRun
-from uneven.run.samples.async_sampling.shared import OwnPace, make_own_pace
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.opening import Division, LoaderOptions
 from uneven.testing.ranks import RankContext, ranks

@@ -24,9 +24,9 @@ from uneven.cluster.virtual import datasets
 from uneven.errors import NonFiniteError
 from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven.policy.samples.order import epoch_order
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import run_script
+from uneven_bench.inside import inside
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.errors import CheckpointError
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks, run_ranks
+from uneven_bench.inside import inside
 
 N, X = 64, 12  # 5 full iterations and a last part of 4
 

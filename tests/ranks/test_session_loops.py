@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from session_parts import Moving
 from torch import nn
 
 from uneven.errors import CheckpointError, ConfigError, TrainingError
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 
 def trained(sync: str, epochs: int = 2, make: Make = momentum) -> torch.Tensor:

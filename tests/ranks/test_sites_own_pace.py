@@ -20,11 +20,11 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.samples.order import epoch_order
 from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.replicas.server.locate import _made
-from uneven.run.replicas.server.site_aggregator import SiteAggregator
+from uneven.run.replicas.server.server_aggregator import SiteAggregator
 from uneven.runtime.messages.keys import SERVER
 from uneven.runtime.world import discover
-from uneven.testing.inside import inside
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 SITES = ("east", "west", "west", "east")
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
-from uneven.cli.plugin_names import Naming
+from uneven.cli.options import Naming
 from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install_hint
 from uneven.runtime.installed import VERSION
 

@@ -16,9 +16,8 @@ from uneven.policy.core.printable import printable
 from uneven.policy.core.tables import located
 
 if TYPE_CHECKING:
-    from uneven.focus.query import VideoIndex
+    from uneven.focus.query import Embedding, VideoIndex
     from uneven.focus.start import Update
-    from uneven.focus.text_query import Embedding
     from uneven.focus.truth import Truth
 
 app = typer.Typer(
@@ -169,7 +168,7 @@ def watch(
     from rich.live import Live
 
     from uneven import focus
-    from uneven.focus.watch_cameras import over, table
+    from uneven.focus.supervise import over, table
 
     opened = focus.open(index)
     with Live(table(opened), refresh_per_second=10) as live:
@@ -208,7 +207,7 @@ def _named(name: str, option: str) -> Any:
 
 
 def _embedding(name: str) -> Embedding:
-    from uneven.focus.text_query import Embedding
+    from uneven.focus.query import Embedding
 
     made = _named(name, "--words")
     found = made() if callable(made) else made

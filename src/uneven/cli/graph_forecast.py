@@ -96,7 +96,7 @@ def _rates(core: Sequence[float] | None) -> GraphRates:
     if core is None:
         import torch
 
-        from uneven.graph.machine_rates import measured
+        from uneven.graph.cutting import measured
 
         before = torch.get_num_threads()
         # The rates are per core, so measure with one thread.

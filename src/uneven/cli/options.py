@@ -6,15 +6,48 @@ A command declares ``balance: Balance = None``. If commands mean different thing
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from uneven.cli.plugin_names import BALANCERS, POLICIES, PREDICTORS
+from uneven.errors import ConfigError
 
 if TYPE_CHECKING:
     from uneven.journal.report.track import Tracker
+
+BALANCERS = "{balancers}"
+POLICIES = "{policies}"
+PREDICTORS = "{predictors}"
+
+_WHERE = {
+    BALANCERS: ("uneven.policy.balance", "balancers"),
+    POLICIES: ("uneven.policy.sync", "policies"),
+    PREDICTORS: ("uneven.policy.predict", "predictors"),
+}
+
+
+class Naming(TyperCommand):
+    """A command whose help lists plug-ins by name in the place of :data:`BALANCERS` and the like."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        parameter: Any
+        for parameter in self.params:
+            for place, (module, name) in _WHERE.items():
+                if place in (getattr(parameter, "help", None) or ""):
+                    names = _names(getattr(importlib.import_module(module), name))
+                    parameter.help = parameter.help.replace(place, names)
+        super().format_options(ctx, formatter)
+
+
+def _names(registry: Any) -> str:
+    try:
+        return ", ".join(registry.listed())
+    except ConfigError as error:  # never fail while printing help
+        return f"{', '.join(registry)} (and {error})"
+
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.options import played
-from uneven.cli.plugin_names import BALANCERS, POLICIES
+from uneven.cli.options import BALANCERS, POLICIES, played
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,7 +150,7 @@ class _Case:
 def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None) -> _Case:
     from uneven.cluster import files
     from uneven.errors import ConfigError, access
-    from uneven.journal.paths import rank_paths
+    from uneven.journal.reader import rank_paths
 
     run = Path(cluster)
     with access(f"look for {run}"):

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven.cluster.pure.plan import LeftOut, Plan, Row, findings, reason
-from uneven.cluster.pure.plan.bottleneck import listed
+from uneven.cluster.pure.plan.reasons import listed
 from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds

@@ -65,7 +65,7 @@ def report(
       uneven report runs/NAME --log-to mlflow:mlruns     also wandb:FOLDER, tensorboard:FOLDER
     """
     from uneven.errors import ConfigError
-    from uneven.journal.paths import newest_run
+    from uneven.journal.reader import newest_run
     from uneven.journal.report import html
     from uneven.runtime.installed import need
 

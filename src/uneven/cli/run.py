@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +14,8 @@ from typing import Any
 import typer
 
 from uneven.cli import options
-from uneven.cli.misplaced import hint, misplaced
-from uneven.cli.on_ray import ray_workers
 from uneven.errors import ConfigError, JournalError
-from uneven.journal.paths import rank_paths
-from uneven.journal.reader import Follower
+from uneven.journal.reader import Follower, rank_paths
 from uneven.journal.report.pure.advice import one_line
 from uneven.journal.report.pure.live_state import RunProgress
 from uneven.policy.balance import balancers
@@ -25,7 +23,69 @@ from uneven.policy.core import run_config
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import carried, compatible, policies, threaded, unheeded
 from uneven.runtime import launch, rundir
+from uneven.runtime.installed import need
 from uneven.runtime.launch.preflight import check, local_workers
+
+_CORES = 1.0
+
+
+@contextmanager
+def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any]) -> Iterator[None]:
+    """Run ``count`` additional workers that join, each a task of Ray; their journals are below ``directory``. Raises
+    ConfigError if the run is not elastic, or has no address for others, or Ray is missing."""
+    if count == 0:
+        yield
+        return
+    if start.elastic is None or start.alone:
+        raise ConfigError(
+            f"--ray {count}: workers on other machines join an elastic run: say --elastic MIN:MAX and "
+            f"--rdzv-endpoint HOST:PORT, an address of this machine that the cluster reaches"
+        )
+    need("ray", "ray")
+    from uneven.runtime.jobs.ray_lines import RayLines
+
+    options = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    target = ["-m", *start.target] if start.module else start.target
+
+    def line(number: int) -> list[str]:
+        folder = str((directory / f"ray-{number}").absolute())
+        joins = ["--join", start.endpoint, "--nproc", "1", "--run-dir", folder]
+        return [sys.executable, "-m", "uneven", "run", *joins, *options, *target]
+
+    def told(what: str) -> None:
+        print(f"uneven: {what}", file=sys.stderr)
+
+    lines = RayLines(line, count, cores=_CORES, again=start.max_restarts, told=told)
+    try:
+        yield
+    finally:
+        lines.close()
+
+
+def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> list[str]:
+    """Return the script's arguments that are options of uneven (``ours``, with both dashes) and that the script's text
+    does not mention. Arguments after ``--`` are ignored."""
+    found = []
+    for argument in arguments:
+        if argument == "--":
+            break
+        name = argument.partition("=")[0].replace("_", "-")
+        if name not in ours or name in found:
+            continue
+        # Scripts may spell an option with dashes or underscores.
+        word = re.sub("[-_]", "[-_]", name.removeprefix("--"))
+        if not re.search(rf"(?<![\w-]){word}(?![\w-])", script.replace("--", " ")):
+            found.append(name)
+    return found
+
+
+def hint(names: Sequence[str], script: str) -> str:
+    several = len(names) > 1
+    return (
+        f"{', '.join(names)} after {script} {'go' if several else 'goes'} to the script; if uneven is meant, put "
+        f"{'them' if several else 'it'} before {script}"
+    )
+
 
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0

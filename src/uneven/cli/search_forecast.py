@@ -13,7 +13,7 @@ from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds
-from uneven.search.pure.search_forecast import cheapest, counts, recorded
+from uneven.search.pure.simulated_search import cheapest, counts, recorded
 from uneven.search.warm_start import reopened
 
 

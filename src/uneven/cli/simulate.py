@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.options import accuracy, option, played, task
-from uneven.cli.plugin_names import BALANCERS, POLICIES
+from uneven.cli.options import BALANCERS, POLICIES, accuracy, option, played, task
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
@@ -225,8 +224,7 @@ def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> Finis
     from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS
     from uneven.cluster.pure.simulate import simulate
-    from uneven.journal.pure.goodput import goodput
-    from uneven.journal.pure.metrics import Join
+    from uneven.journal.pure.metrics import Join, goodput
 
     # Goodput is shown only if workers leave or join; otherwise there is no need to join the records.
     joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None

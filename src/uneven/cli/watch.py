@@ -45,7 +45,7 @@ def watch(
       uneven watch --web           in the browser, until Ctrl-C
       uneven watch --log-to tensorboard:curves --log-to wandb:curves
     """
-    from uneven.journal.paths import newest_run, rank_paths
+    from uneven.journal.reader import newest_run, rank_paths
     from uneven.journal.report import terminal
     from uneven.journal.report.track.tracking import LiveTracking
     from uneven.runtime.rundir import SETTINGS

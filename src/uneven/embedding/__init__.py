@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import lazy
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures

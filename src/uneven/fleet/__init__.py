@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import lazy
 
 if TYPE_CHECKING:
     from uneven.fleet.engine.entry import train

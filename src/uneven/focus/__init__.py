@@ -13,7 +13,7 @@
     video.py ─► background_subtraction.py ─► networks.py ─► pure/clusters.py ─► index.py
     frames      boxes                        a cheap one    incremental         SQLite, crops
 
-    ingest_stream.py  runs these in threads (stages.py)
+    ingest_stream.py  runs these in threads
     start.py          chooses the settings (tune.py samples and trains, pure/sweep.py chooses); supervise.py starts a
                       process for each stream, and pure/cameras.py assigns streams to machines
     query.py          classes → clusters → truth network on centroids → frames
@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.installed import need
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import lazy, need
 
 if TYPE_CHECKING:
     from uneven.focus.background_subtraction import Moving, MovingOptions
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
     from uneven.focus.pure.cameras import place
     from uneven.focus.pure.clusters import Clusters
     from uneven.focus.pure.sweep import Policy, SweepGrid
-    from uneven.focus.query import Hit, VideoIndex
+    from uneven.focus.query import Embedding, Hit, VideoIndex
     from uneven.focus.sprites import Sprites
     from uneven.focus.start import Update, ingest, open, retune
-    from uneven.focus.text_query import Embedding
     from uneven.focus.truth import Truth
     from uneven.focus.tune import Wanted
     from uneven.focus.video import Frame, Video, VideoSource
@@ -78,13 +76,12 @@ _HOMES = {
     "uneven.focus.ingest_stream": ("IngestOptions",),
     "uneven.focus.background_subtraction": ("Moving", "MovingOptions"),
     "uneven.focus.networks": ("LadderRung",),
-    "uneven.focus.query": ("Hit", "VideoIndex"),
+    "uneven.focus.query": ("Embedding", "Hit", "VideoIndex"),
     "uneven.focus.sprites": ("Sprites",),
     "uneven.focus.pure.sweep": ("SweepGrid", "Policy"),
     "uneven.focus.truth": ("Truth",),
     "uneven.focus.tune": ("Wanted",),
     "uneven.focus.video": ("Frame", "VideoSource", "Video"),
-    "uneven.focus.text_query": ("Embedding",),
 }
 need("focus", "av", "scipy")
 __getattr__ = lazy(__name__, _HOMES)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import lazy
 
 if TYPE_CHECKING:
     from uneven.graph.conv import GCNConv, GINConv, SAGEConv

@@ -2,23 +2,148 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from uneven.cluster.files import load
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, DataError, UnknownNameError
+from uneven.graph import native
+from uneven.graph.adjacency import RowIndex
 from uneven.graph.edges import graph_of, rows_of
-from uneven.graph.machine_rates import all_measured
-from uneven.graph.methods import cut
 from uneven.graph.parts_folder import GraphStore, write_store
 from uneven.graph.pure.capacity import GraphRates, StepWork, capped, shares_of
-from uneven.graph.pure.cut.partitioner import normal
+from uneven.graph.pure.cut.expand import expand
+from uneven.graph.pure.cut.greedy import MOST_PARTS, Rule, cut_dbh, cut_random, hdrf, libra, placed, stream_order
+from uneven.graph.pure.cut.partitioner import EdgeCut, normal
+from uneven.graph.pure.edge_list import EdgeList
+from uneven.graph.reduce import row_sums
 from uneven.runtime.installed import need
+
+_ROWS, _EDGES, _WIDTH = 16_384, 1 << 18, 64
+_LEAST_S = 0.25
+"""Much longer than the 10 ms period in which cgroups limit a share of a core."""
+
+
+def measured() -> GraphRates:
+    """Return this machine's rates, with torch's number of threads."""
+    draw = np.random.default_rng(0)
+    source, target = draw.integers(0, _ROWS, (2, _EDGES), dtype=np.int32)
+    rows = RowIndex.of(target, source, _ROWS)
+    x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, 4 * _WIDTH)
+    return GraphRates(
+        _seconds(lambda: row_sums(rows, x)) / (_EDGES * _WIDTH),
+        _seconds(lambda: x @ weight) / (2 * x.numel() * weight.shape[1]),
+    )
+
+
+@contextmanager
+def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
+    """Yield every worker's rates, measured at the same time, and this worker's rank; leave when rank 0 has finished."""
+    from uneven.run.start.connect import connect
+    from uneven.runtime.world import discover
+
+    world = discover()
+    if world.size == 1 or world.elastic is not None:
+        raise ConfigError(
+            "by='speed' measures the workers of a run of several: start the script with uneven run --nproc 4, without "
+            "--elastic, or give shares=(4, 2, 1)"
+        )
+    connection = connect(world, timeout_s=1800.0)
+    mine = measured()
+    rows = connection.transport.gather([mine.number_s, mine.flop_s]).result()
+    assert rows is not None  # all take part
+    well = False
+    try:
+        yield [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank
+        well = True
+    finally:
+        # A barrier with the result of rank 0: the other workers must not load a folder that it has not written.
+        told = connection.transport.gather([float(well)]).result()
+        connection.close()
+    if told is None or not told[0][0]:
+        # all workers fail with rank 0
+        raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=_LEAST_S).mean
+
+
+Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
+
+
+def cut_ne(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+    """Cut by neighbourhood expansion; a part's target counts edges + β · vertices."""
+    first = np.random.default_rng(seed).permutation(edges.vertices)
+    given = (edges, shares, first, beta)
+    order, bounds, rank = native.expanded(*given) or expand(*given)
+    return EdgeCut(order, tuple(bounds.tolist()), rank)
+
+
+def _greedy(kind: int, rule: Rule) -> Cutter:
+    def cut_stream(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+        if len(shares) > MOST_PARTS:
+            raise ConfigError(f"{len(shares)} parts: libra and hdrf cut into at most {MOST_PARTS}; use 'ne' or 'dbh'")
+        given = (edges, shares, stream_order(len(edges), seed))
+        part = native.greedy(kind, *given)
+        return EdgeCut.of(placed(*given, rule) if part is None else part, len(shares))
+
+    return cut_stream
+
+
+def cut_metis(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+    """Cut with METIS through pymetis, or raise :class:`ConfigError`: each vertex, with all its in-edges, is in one
+    part.
+
+    It minimizes edges between parts, and balances in-edges + β per vertex. Only rows of sources travel.
+    """
+    need("graph", "pymetis")
+    metis: Any = importlib.import_module("pymetis")
+    parts, vertices = len(shares), edges.vertices
+    if parts == 1:
+        return EdgeCut.of(np.zeros(len(edges), np.int32), 1, owners=np.zeros(vertices, np.int32))
+    key = edges.source.astype(np.int64) * vertices + edges.target
+    both = np.unique(np.concatenate([key, edges.target.astype(np.int64) * vertices + edges.source]))
+    both = both[both // vertices != both % vertices]  # METIS takes undirected graphs without loops
+    starts = np.concatenate([[0], np.cumsum(np.bincount(both // vertices, minlength=vertices))])
+    weights = np.bincount(edges.target, minlength=vertices) + round(beta)
+    _, found = metis.part_graph(
+        parts,
+        metis.CSRAdjacency(starts, both % vertices),
+        vweights=np.maximum(weights, 1),
+        tpwgts=list(shares),
+        options=metis.Options(seed=seed),
+    )
+    owners = np.asarray(found, np.int32)
+    return EdgeCut.of(owners[edges.target], parts, owners=owners)
+
+
+METHODS: Mapping[str, Cutter] = {
+    "ne": cut_ne,
+    "libra": _greedy(0, libra),
+    "hdrf": _greedy(1, hdrf),
+    "dbh": cut_dbh,
+    "metis": cut_metis,
+    "random": cut_random,
+}
+
+
+def cut(edges: EdgeList, method: str, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+    """Cut a graph by ``shares``, which sum to 1; ``beta``, the cost of a vertex in edges, is for ne and metis."""
+    if method not in METHODS:
+        raise UnknownNameError("partitioner", method, METHODS)
+    return METHODS[method](edges, shares, seed, beta)
 
 
 def partition(

@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from uneven.errors import ConfigError, ConflictError, DataError, TrainingError
+from uneven.graph.adjacency import GraphPart
 from uneven.graph.constant import Constants
 from uneven.graph.dropout import same_everywhere
-from uneven.graph.exchange.choice import ExchangeChoice
-from uneven.graph.exchange.clones import CloneExchange
+from uneven.graph.exchange.clones import CloneExchange, ExchangeChoice
 from uneven.graph.exchange.exact_exchange import ExactExchange, RowCarrier
 from uneven.graph.graph_losses import Criterion, SplitLoss, mask_of
 from uneven.graph.graph_source import GraphSource
 from uneven.graph.layers import carry_layers
-from uneven.graph.parted import GraphPart
 from uneven.graph.pure.regions import alone_s
 from uneven.run.lines import Line
 from uneven.run.step.part import Part, Run, Step

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import ConfigError
-from uneven.graph.parted import GraphPart, part_of
+from uneven.graph.adjacency import GraphPart, part_of
 from uneven.graph.parts_folder import GraphStore
 from uneven.graph.pure.edge_list import Wholes
 from uneven.graph.pure.regions import Dealt, done_in, fitted, grouped

@@ -11,7 +11,7 @@ from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.integrations.trainer_exchanges import waited
+from uneven.integrations.epochs import waited
 from uneven.run.session import Session
 
 

@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from uneven.errors import CheckpointError, ConfigError
-from uneven.integrations.epochs import CountedEpochs
-from uneven.integrations.trainer_exchanges import waited
+from uneven.integrations.epochs import CountedEpochs, waited
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.session import Session
 

@@ -13,15 +13,12 @@ asynchronous
 workers into global batches; ``journal.pure.summary`` summarizes them.
 """
 
-from uneven.journal.background import BackgroundWriter
-from uneven.journal.many import ManyWriters
-from uneven.journal.paths import newest_run, rank_path, rank_paths
-from uneven.journal.pure.events import END, PLAN, plan_message, planned_iterations
 from uneven.journal.pure.member_changes import LEFT, MemberChange, MemberChanges
+from uneven.journal.pure.messages import END, PLAN, plan_message, planned_iterations
 from uneven.journal.pure.metrics import Iteration, Timing, iterations
 from uneven.journal.pure.summary import Summary, WorkerSummary, summarize
-from uneven.journal.reader import Follower, Journal, read
-from uneven.journal.writer import Writer
+from uneven.journal.reader import Follower, Journal, newest_run, rank_path, rank_paths, read
+from uneven.journal.writer import BackgroundWriter, ManyWriters, Writer
 
 __all__ = [
     "END",

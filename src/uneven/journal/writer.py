@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from uneven.errors import JournalError
-from uneven.policy.core.records import Record, to_json
+from uneven.journal.reader import rank_path, rank_paths
+from uneven.policy.core.records import Record, SplitRecord, to_json
 
 _log = logging.getLogger("uneven.journal")
 
@@ -86,3 +91,116 @@ class Writer:
 def _ends_in_mid_line(file: int) -> bool:
     size = os.fstat(file).st_size
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+class BackgroundWriter:
+    """A thread that passes records to a :class:`Writer` every ``every_s`` seconds; :meth:`close` closes both.
+
+    Killing the process loses the records of the last ``every_s`` seconds.
+    """
+
+    def __init__(self, writer: Writer, every_s: float = 0.5) -> None:
+        self._writer = writer
+        self._every_s = every_s
+        self._records: deque[Record | Callable[[], Record]] = deque()
+        self._closing = threading.Event()
+        self._wanted = threading.Event()
+        self._resting = False  # the thread sleeps until the next record instead of polling
+        self._spent_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="uneven-journal", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record | Callable[[], Record]) -> None:
+        """Queue a record, or a function that creates it in the thread; it is in the file within ``every_s`` seconds."""
+        self._records.append(record)
+        if self._resting:
+            self._wanted.set()
+
+    def take_spent_s(self) -> float:
+        """Return the processor seconds spent on writing since the last call."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+    def close(self) -> None:
+        """Write the rest and close the file. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._wanted.set()
+            self._thread.join()
+            self._writer.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._every_s):
+            if not self._drain():
+                self._rest()
+        self._drain()
+
+    def _rest(self) -> None:
+        self._wanted.clear()
+        self._resting = True
+        if not (self._records or self._closing.is_set()):  # a record queued before the flag set no event
+            self._wanted.wait()
+        self._resting = False
+
+    # In the loop it would cost more: after a step the caches hold the model, and encoding one record takes ten times as
+    # long as one of several.
+    def _drain(self) -> int:
+        started_s = time.thread_time()
+        taken = [self._records.popleft() for _ in range(len(self._records))]
+        if taken:
+            self._writer.write(*(record() if callable(record) else record for record in taken))
+        self._spent_s += time.thread_time() - started_s
+        return len(taken)
+
+
+_HELD = 65_536  # lines buffered for all ranks together: thousands of files cannot stay open
+
+
+class ManyWriters:
+    """A writer that sorts records into the files of their ranks; records without a rank go to the first rank.
+
+    Killing the process loses buffered lines. Not thread-safe. Raises JournalError if the run already has a journal.
+    """
+
+    def __init__(self, run: Path) -> None:
+        if rank_paths(run):
+            raise JournalError(f"{run} holds a journal already: name another directory with --run-dir, or leave it out")
+        self._run = run
+        self._lines: dict[int, list[str]] = {}
+        self._held = 0
+        self._first: int | None = None
+
+    def write(self, record: Record) -> None:
+        """Add a record; raise JournalError if the disk is full or the directory is missing."""
+        if isinstance(record, SplitRecord):
+            rank = self._first or 0
+        else:
+            rank = record.rank
+            if self._first is None:
+                self._first = rank
+        self._lines.setdefault(rank, []).append(to_json(record))
+        self._held += 1
+        if self._held >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        for rank, lines in self._lines.items():
+            path = rank_path(self._run, rank)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n".join([*lines, ""]))
+            except OSError as error:
+                raise JournalError(
+                    f"cannot write the journal {path} ({error.strerror}): choose a run directory with free space"
+                ) from error
+        self._lines.clear()
+        self._held = 0
+
+    def __enter__(self) -> ManyWriters:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()

@@ -21,8 +21,7 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.policy.ownership.placement import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.item_exchange import PackedExchanges
-from uneven.precondition.item_work import ItemWork, like
-from uneven.precondition.measure_share import probed_share
+from uneven.precondition.item_work import ItemWork, like, probed_share
 from uneven.precondition.pure.describe import described
 from uneven.precondition.pure.packing import Layout
 from uneven.precondition.pure.schedule import Schedule

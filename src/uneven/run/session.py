@@ -24,14 +24,13 @@ from uneven.run.loops.prepare import Preparation
 from uneven.run.loops.user_steps import UserSteps
 from uneven.run.model.hooks import Undo
 from uneven.run.samples.loader import BalancedLoader
-from uneven.run.start.connect import find_world
-from uneven.run.start.model_device import device_of
+from uneven.run.start.connect import device_of, find_world
 from uneven.run.step.checkpoint import Checkpoint
 from uneven.run.step.loop import StepLoop
 from uneven.run.step.membership_hooks import MembershipHooks
 from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
-from uneven.run.threads.threaded_training import Threads
+from uneven.run.threads.hogwild import Threads
 from uneven.runtime.at_exit import ends_with_the_program
 
 Model = TypeVar("Model", bound=nn.Module)

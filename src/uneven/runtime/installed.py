@@ -1,9 +1,30 @@
 """The version and the location of this copy of uneven, and the extras that are installed."""
 
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from uneven.errors import ConfigError, install_hint
+
+
+def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return a function for a package's ``__getattr__``; ``homes`` maps full names of modules to their names."""
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def found(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found
+
 
 VERSION = "0.1.0"
 

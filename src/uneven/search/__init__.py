@@ -19,8 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from uneven.runtime.installed import need
-from uneven.runtime.lazy import lazy
+from uneven.runtime.installed import lazy, need
 from uneven.search.pure.schedulers import schedulers as _schedulers
 from uneven.search.pure.searchers import searchers as _searchers
 

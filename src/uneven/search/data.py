@@ -16,9 +16,8 @@ import torch
 from uneven.errors import ConfigError, DataError
 from uneven.fleet.pure.sections import Section, Stream
 from uneven.fleet.stream.feed import MOST_DEATHS, look
-from uneven.fleet.stream.layout import arrays_of
 from uneven.fleet.stream.preprocess import Source, preprocess
-from uneven.fleet.stream.sample_ring import Ring, RingHandle
+from uneven.fleet.stream.sample_ring import Ring, RingHandle, arrays_of
 from uneven.runtime.jobs import end_all
 from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 from uneven.runtime.states import random_state, seed_all, set_random_state

@@ -26,10 +26,9 @@ from uneven.focus.ingest_stream import Counts, Ingest, IngestOptions
 from uneven.focus.networks import LadderRung, run
 from uneven.focus.objects import Objects, found
 from uneven.focus.pure.verdict_propagation import NO_PRECEDENTS, Precedents
-from uneven.focus.supervise import Cameras, supervise
+from uneven.focus.supervise import Cameras, over, supervise, table
 from uneven.focus.tune import restored
-from uneven.focus.watch_cameras import over, table
-from uneven.runtime.jobs.local_executor import Local
+from uneven.runtime.jobs.engines import Local
 
 pytest.importorskip("av")
 SIDE = 16

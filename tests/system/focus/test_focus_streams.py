@@ -21,7 +21,7 @@ from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LadderRung
 from uneven.focus.start import Update
-from uneven.focus.watch_cameras import _COLUMNS, table
+from uneven.focus.supervise import _COLUMNS, table
 
 QUICK = focus.Wanted(sample_s=160, epochs=4, ladder=(LadderRung(4, 16),), named=(3,), devices=1, confidence=0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distributions import install
 from uneven import journal
-from uneven.journal.paths import rank_path
+from uneven.journal.reader import rank_path
 from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven_bench.forked.scripts import run_script
 

@@ -24,9 +24,8 @@ from uneven import search
 from uneven.errors import ConfigError
 from uneven.fleet.engine.fleet_options import RunSnapshot
 from uneven.fleet.engine.fleet_run import run
-from uneven.fleet.stream.chunks import ChunksHandle, KeptChunks
-from uneven.fleet.stream.layout import Field
-from uneven.fleet.stream.sample_store import store_in
+from uneven.fleet.stream.sample_ring import Field
+from uneven.fleet.stream.sample_store import ChunksHandle, KeptChunks, store_in
 from uneven.runtime.jobs.ray import ActorConnection
 from uneven.runtime.jobs.ray import Cluster as Place
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.cli.misplaced import hint, misplaced
-from uneven.cli.run import ends_with_a_line
+from uneven.cli.run import ends_with_a_line, hint, misplaced
 from uneven.errors import LaunchError
 from uneven.journal import rank_path
 from uneven_bench.forked.scripts import run_script

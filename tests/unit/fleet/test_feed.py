@@ -19,13 +19,12 @@ import fleet_parts as parts
 from uneven.errors import ConfigError, DataError
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.feed import Feed, look
-from uneven.fleet.stream.layout import Field, arrays_of, check, layout_of
 from uneven.fleet.stream.preprocess import Source
-from uneven.fleet.stream.sample_ring import Ring
+from uneven.fleet.stream.sample_ring import Field, Ring, arrays_of, check, layout_of
 from uneven.runtime.jobs import How
 from uneven.runtime.jobs.call import Child
+from uneven.runtime.jobs.engines import Local
 from uneven.runtime.jobs.executor import Linked
-from uneven.runtime.jobs.local_executor import Local
 
 TRAIN, VALIDATE, CHUNK, SLOTS = 101, 23, 8, 6
 LAYOUT = (Field("float32", (1, 3, 3)), Field("int64", ()))

@@ -9,9 +9,8 @@ import pytest
 import fleet_members as members
 from uneven.errors import ConfigError
 from uneven.fleet.engine.fleet_state import MemberState, RunState
-from uneven.fleet.fleet_result import Result
+from uneven.fleet.fleet_result import Result, stretches
 from uneven.fleet.pure.converge import Epoch
-from uneven.fleet.result_page import stretches
 
 
 def epoch(flotilla: int, began_s: float, ended_s: float, devices: int = 1, waited_s: float = 0.0) -> Epoch:

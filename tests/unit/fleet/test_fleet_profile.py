@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import create_flotilla
-from uneven.fleet.pure.planning.rate_profile import most_profiled, rate_per_s
+from uneven.fleet.pure.planning.rates import most_profiled, rate_per_s
 from uneven_bench.fleet_plan.cases import extrapolated, profiled_rates
 
 EXAMPLE = {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}

@@ -22,17 +22,17 @@ from uneven.errors import ConfigError, TrainingError
 from uneven.fleet.engine import fleet_run as engine
 from uneven.fleet.engine import fleet_state as engine_state
 from uneven.fleet.engine import hosts as engine_hosts
+from uneven.fleet.engine.entry import live
 from uneven.fleet.engine.fleet_options import Options, RunSnapshot
-from uneven.fleet.engine.fleet_view import live
 from uneven.fleet.engine.hosts import Hosts, reader_of
 from uneven.fleet.fleet_result import Result
 from uneven.fleet.member.member_host import Job
 from uneven.fleet.member.train_epoch import nonfinite_in
 from uneven.fleet.pure.converge import Epoch
 from uneven.runtime.jobs import Ending, Events
+from uneven.runtime.jobs.engines import Local
 from uneven.runtime.jobs.heartbeat import At, Heartbeat, Watched
 from uneven.runtime.jobs.job_events import Awake
-from uneven.runtime.jobs.local_executor import Local
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 

@@ -18,9 +18,9 @@ import uneven.fleet as fleet
 from damaged import damaged
 from uneven.errors import CheckpointError
 from uneven.fleet.engine import fleet_state as engine_state
+from uneven.fleet.engine.entry import page
 from uneven.fleet.engine.fleet_options import RunSnapshot
 from uneven.fleet.engine.fleet_state import MemberState, RunState
-from uneven.fleet.engine.fleet_view import page
 from uneven.fleet.member import member_checkpoint
 from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.pure.ledger import Ledger

@@ -6,8 +6,8 @@ import pytest
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import MEMORY_SHARE, Together, places_for, takes_turns
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.shared_processor import MEMORY_SHARE, Together, places_for, takes_turns
 
 NONE = Flotilla()
 RATES = Rates({"fast": [800.0, 1500.0], "middle": [300.0, 310.0], "slow": [100.0, 150.0]})

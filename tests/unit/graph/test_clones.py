@@ -16,8 +16,8 @@ from torch import nn
 
 from uneven import graph
 from uneven.errors import ConfigError
+from uneven.graph.adjacency import part_of
 from uneven.graph.exchange.clones import CloneExchange
-from uneven.graph.parted import part_of
 from uneven.graph.parts_folder import GraphStore
 from uneven.graph.pure.clone_plan import Holders
 from uneven.graph.pure.edge_list import EdgeList

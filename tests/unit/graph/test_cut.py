@@ -14,8 +14,8 @@ from threaded_graphs import some_graph
 
 from uneven import graph
 from uneven.errors import ConfigError, DataError, UnknownNameError
+from uneven.graph.cutting import METHODS, cut
 from uneven.graph.edges import edges_of
-from uneven.graph.methods import METHODS, cut
 from uneven.graph.pure.clone_plan import Holders, roots
 from uneven.graph.pure.cut.greedy import libra, placed
 from uneven.graph.pure.cut.partitioner import EdgeCut, figures, normal

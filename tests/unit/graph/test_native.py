@@ -14,8 +14,8 @@ from threaded_graphs import features, some_graph
 
 from uneven.graph import native
 from uneven.graph.adjacency import Adjacency
+from uneven.graph.cutting import cut
 from uneven.graph.edges import edges_of
-from uneven.graph.methods import cut
 from uneven.graph.pure.cut.expand import expand
 from uneven.graph.pure.cut.greedy import hdrf, libra, placed, stream_order
 from uneven.graph.reduce import bag_sums, row_sums

@@ -19,7 +19,7 @@ from torch import nn
 from uneven import graph
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.elastic_parts import ElasticGraph
-from uneven.graph.exchange.choice import ExchangeChoice
+from uneven.graph.exchange.clones import ExchangeChoice
 from uneven.graph.graph_source import GraphSource
 from uneven.graph.pure.regions import Dealt, alone_s, done_in, fitted, grouped
 from uneven.policy.core.actions import StepPlan

@@ -12,7 +12,7 @@ from threaded_graphs import features, some_graph
 
 from uneven import Step, graph
 from uneven.errors import ConfigError, DataError, TrainingError
-from uneven.graph.workspaces import LEAST, Workspaces
+from uneven.graph.native import LEAST, Workspaces
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync import policies
 

@@ -9,7 +9,7 @@ import pytest
 from metadata_service import MetadataService, serving
 from uneven.errors import ConfigError
 from uneven.integrations import spot
-from uneven.run.membership.preemption_notice import PreemptionNotice
+from uneven.run.membership.elastic_run import PreemptionNotice
 from uneven.runtime.world import discover, signals_named
 
 

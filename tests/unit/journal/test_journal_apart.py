@@ -12,8 +12,7 @@ from sample_runs import START_S
 
 import uneven
 from uneven.journal import Iteration, iterations, read, summarize
-from uneven.journal.pure.metrics import Join
-from uneven.journal.pure.run_pace import recorded_pace
+from uneven.journal.pure.metrics import Join, recorded_pace
 from uneven.policy.core.records import MembershipRecord, Record, RunRecord, StepRecord
 from uneven.policy.sync import MA, Pace, Shadow
 

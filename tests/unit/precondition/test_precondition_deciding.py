@@ -11,10 +11,9 @@ from uneven import KFAC
 from uneven.errors import ConfigError
 from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.policy.ownership.placement import Item, gradient_workers, grid, place
-from uneven.precondition.pure.damping import AdaptiveDamping
-from uneven.precondition.pure.kfac_pytorch_names import translated
 from uneven.precondition.pure.packing import Layout, moves
-from uneven.precondition.pure.schedule import RunningAverage, Schedule
+from uneven.precondition.pure.schedule import AdaptiveDamping, RunningAverage, Schedule
+from uneven.precondition.pure.sharing import translated
 
 
 def test_the_grid_is_kaisas() -> None:

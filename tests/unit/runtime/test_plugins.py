@@ -193,7 +193,7 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
     install(tmp_path, "slow-shares", "3", entries={"uneven.balancers": {"even": "slow_shares:Mine"}})
     done = uneven("simulate", "--help")
     assert done.returncode == 0
-    assert "that name is taken, by uneven.policy.balance.even.Even" in " ".join(done.stdout.split())
+    assert "that name is taken, by uneven.policy.balance.balancer.Even" in " ".join(done.stdout.split())
 
 
 def test_the_simulator_plays_an_installed_one(uneven: Help, tmp_path: Path) -> None:

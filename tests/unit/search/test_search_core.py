@@ -13,10 +13,8 @@ from uneven.fleet.pure.planning.rates import Rates
 from uneven.search.data import TrialData
 from uneven.search.pure.core import Happened, SearchCore
 from uneven.search.pure.decisions import Move
-from uneven.search.pure.dispatch import Dispatch
 from uneven.search.pure.paces import Paces
-from uneven.search.pure.placing import Placer, Placing
-from uneven.search.pure.planning import Plan, flotilla, flotilla_of_all, one_each
+from uneven.search.pure.placing import Dispatch, Placer, Placing, Plan, flotilla, flotilla_of_all, one_each
 from uneven.search.pure.schedulers import schedulers
 from uneven.search.pure.searchers import NoneNow, searchers
 from uneven.search.pure.simulated_search import simulate

@@ -20,15 +20,13 @@ from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.search.engine import SearchSnapshot
 from uneven.search.pure.core import SearchCore
 from uneven.search.pure.schedulers import schedulers
-from uneven.search.pure.search_forecast import SearchForecast, cheapest, counts, recorded
 from uneven.search.pure.searchers import searchers
-from uneven.search.pure.simulated_search import simulate
+from uneven.search.pure.simulated_search import SearchForecast, cheapest, counts, recorded, simulate
 from uneven.search.pure.space import Domain, Plain, Space, choice, log
 from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStatus
 from uneven.search.search_events import EVENTS, kept, read_events
-from uneven.search.search_page import stretches
-from uneven.search.search_result import SearchResult
-from uneven.search.search_view import view
+from uneven.search.search_result import SearchResult, stretches
+from uneven.search.search_run import view
 from uneven.search.warm_start import reopened, results_of
 
 SPACE: dict[str, Domain | Plain] = {"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}

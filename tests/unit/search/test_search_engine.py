@@ -26,7 +26,7 @@ from uneven.runtime.jobs.processes import import_path
 from uneven.search import engine, search_file
 from uneven.search.control import SearchControl, tell
 from uneven.search.search_events import EVENTS, read_events
-from uneven.search.search_page import stretches
+from uneven.search.search_result import stretches
 from uneven_bench.forked.scripts import Script
 
 RATE = {"rate": search.log(1e-3, 0.3)}

@@ -7,10 +7,10 @@ import os
 from contextlib import ExitStack
 
 import uneven
-from uneven.testing.inside import Round, inside
 from uneven_bench.elastic import merges, updates
 from uneven_bench.elastic.merges import LoggedMerge
 from uneven_bench.elastic.worker import LoggedWorker
+from uneven_bench.inside import Round, inside
 
 
 class _Book:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import uneven
-from uneven.journal.paths import rank_path
+from uneven.journal.reader import rank_path
 from uneven.runtime.messages.keys import SERVER, address
 from uneven.runtime.world import discover
 from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED

@@ -14,8 +14,7 @@ from typing import Any
 
 from uneven.fleet.pure.planning.allocate import Closeness, Flotilla
 from uneven.fleet.pure.planning.assign import assign_devices
-from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
-from uneven.fleet.pure.planning.planner import FlotillaPlanner
+from uneven.fleet.pure.planning.flotillas import FlotillaPlanner, Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
 from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.fleet.pure.planning.rate_profile import most_profiled
-from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rates import Rates, most_profiled
 from uneven.policy.core.exact import Floats
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 

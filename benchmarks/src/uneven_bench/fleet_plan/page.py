@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from uneven.journal.report.page import Page
-from uneven.journal.report.pure.gantt import Span, gantt
+from uneven.journal.report.pure.figures import Span, gantt
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome
 from uneven_bench.harness.show import table_of

@@ -1,4 +1,4 @@
-"""Rivals of FLEET as planners (:class:`uneven.fleet.pure.planning.planner.FlotillaPlanner`): one pipeline per member,
+"""Rivals of FLEET as planners (:class:`uneven.fleet.pure.planning.flotillas.FlotillaPlanner`): one pipeline per member,
 homogeneous sharing, one after another."""
 
 from __future__ import annotations

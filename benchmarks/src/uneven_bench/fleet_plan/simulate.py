@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.fleet.pure.planning.assign import assign_devices, spread
-from uneven.fleet.pure.planning.planner import FlotillaPlanner
+from uneven.fleet.pure.planning.flotillas import FlotillaPlanner
 from uneven.fleet.pure.planning.rates import Rates
 
 _DONE = 1e-9  # epochs; the rounding error of a finished member

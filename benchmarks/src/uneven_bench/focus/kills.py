@@ -22,7 +22,7 @@ from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import Candidate
 from uneven.focus.supervise import Cameras, supervise
-from uneven.runtime.jobs.local_executor import Local
+from uneven.runtime.jobs.engines import Local
 from uneven_bench.focus.speed import untrained
 
 _COLOURS = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [250, 250, 250]])

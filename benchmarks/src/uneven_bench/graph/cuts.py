@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.graph.methods import cut
+from uneven.graph.cutting import cut
 from uneven.graph.pure.clone_plan import Holders, roots
 from uneven.graph.pure.cut.partitioner import EdgeCut, figures
 from uneven.graph.pure.edge_list import EdgeList

@@ -27,8 +27,8 @@ def _measured() -> dict[str, Any]:
     from torch import nn
 
     from uneven import graph
+    from uneven.graph.cutting import cut
     from uneven.graph.edges import edges_of
-    from uneven.graph.methods import cut
     from uneven_bench.graph.graphs import drawn
 
     index = drawn(VERTICES, EDGES)

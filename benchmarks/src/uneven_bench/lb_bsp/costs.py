@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uneven.cli.demo.demo_training import ReadyMark
 from uneven.policy.core.cost import Affine
-from uneven.run.measure.clock import HostClock
+from uneven.run.measure.meter import HostClock
 from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 

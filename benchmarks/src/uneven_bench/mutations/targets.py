@@ -193,7 +193,7 @@ def _search(data: bytes) -> None:
 
 def _searched(data: bytes) -> None:
     """Read events, and report, forecast and export them, and begin a search with them."""
-    from uneven.search.pure.search_forecast import recorded
+    from uneven.search.pure.simulated_search import recorded
     from uneven.search.search_result import SearchResult
     from uneven.search.warm_start import reopened, results_of
 

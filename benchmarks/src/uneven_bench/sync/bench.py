@@ -17,8 +17,8 @@ from typing import Any
 from uneven import journal
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.journal.paths import rank_paths
 from uneven.journal.pure.exchanges import Exchanged
+from uneven.journal.reader import rank_paths
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import carried
 from uneven_bench.harness.show import Progress

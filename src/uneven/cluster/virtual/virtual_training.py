@@ -11,8 +11,7 @@ from torch import Tensor
 
 from uneven.cluster.pure.simulate import Arithmetic
 from uneven.cluster.pure.simulate.virtual_exchanges import ExchangeShape, kind_of
-from uneven.cluster.virtual.copies import VirtualCopies
-from uneven.cluster.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
+from uneven.cluster.virtual.copies import Key, Sent, VirtualCopies, check, key_of, parties_of, weights_of
 from uneven.cluster.virtual.server_copies_board import Board
 from uneven.cluster.virtual.virtual_replicas import (
     LazyGradient,

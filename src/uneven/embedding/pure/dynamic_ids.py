@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.core.splitmix import splitmix64
+from uneven.policy.core.exact import splitmix64
 
 Ids64 = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]

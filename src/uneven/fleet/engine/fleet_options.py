@@ -27,7 +27,7 @@ class Options:
         preprocessors: their number; by default as many as the flotilla's speed needs, at most one per core.
         paradigm: plan all devices again when too few are busy (FLEET-G), or refill free devices (FLEET-L).
         together: all members that fit into memory share one stream and take turns on the CPU slots
-            (:class:`~uneven.fleet.pure.planning.shared_processor.Together`, ours) instead of FLEET's rule. By default
+            (:class:`~uneven.fleet.pure.planning.flotillas.Together`, ours) instead of FLEET's rule. By default
             if the
             devices
             are CPU slots, at least as many as cores, and there are no ``rates``, which only FLEET's rule uses.

@@ -34,10 +34,8 @@ from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.pure.ledger import Ledger
 from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.fleet.pure.planning.assign import assign_devices
-from uneven.fleet.pure.planning.flotillas import Planner
-from uneven.fleet.pure.planning.planner import FlotillaPlanner
+from uneven.fleet.pure.planning.flotillas import LEAST_GAIN, FlotillaPlanner, Planner, Together, places_for, takes_turns
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.shared_processor import LEAST_GAIN, Together, places_for, takes_turns
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.preprocess import Source

@@ -10,8 +10,7 @@ from uneven.errors import ConfigError
 from uneven.fleet.engine.fleet_state import RunState
 from uneven.fleet.engine.hosts import Hosts
 from uneven.fleet.member.member_host import Job
-from uneven.fleet.pure.planning.rate_profile import most_profiled, rate_per_s
-from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rates import Rates, most_profiled, rate_per_s
 from uneven.runtime.jobs.executor import Place
 
 PROFILE_S = 0.5  # longest profile of a member on one number of devices

@@ -20,7 +20,7 @@ from uneven.fleet.member.team import Samples, Seat, SingleProcess, Team
 from uneven.fleet.member.train_epoch import Copies, diverged, nonfinite_in, profile, run_epoch
 from uneven.fleet.pure.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 from uneven.fleet.pure.converge import Epoch
-from uneven.fleet.pure.planning.rate_profile import MOST_BATCHES
+from uneven.fleet.pure.planning.rates import MOST_BATCHES
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.sample_ring import RingHandle
 from uneven.fleet.stream.stream_reader import Reader

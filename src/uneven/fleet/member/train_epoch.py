@@ -14,7 +14,7 @@ from uneven.errors import TrainingError
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.member.team import SingleProcess, Team
 from uneven.fleet.pure.converge import Epoch
-from uneven.fleet.pure.planning.rate_profile import LAST_BATCHES, MOST_BATCHES
+from uneven.fleet.pure.planning.rates import LAST_BATCHES, MOST_BATCHES
 from uneven.fleet.pure.sections import Section
 from uneven.fleet.stream.stream_reader import Reader
 from uneven.runtime.jobs.heartbeat import Heartbeat

@@ -11,8 +11,8 @@ from uneven.errors import DataError
 from uneven.fleet.pure.ledger import Ledger
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.pure.size import preprocessors_needed
-from uneven.fleet.stream.layout import Layout
 from uneven.fleet.stream.preprocess import Source, preprocess, probe
+from uneven.fleet.stream.sample_ring import Layout
 from uneven.fleet.stream.sample_store import store_in
 from uneven.fleet.timeout import TIMEOUT_S, hangs
 from uneven.runtime.jobs import How, end_all

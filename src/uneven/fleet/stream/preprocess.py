@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.fleet.pure.sections import Chunk, Stream
-from uneven.fleet.stream.layout import Layout, arrays_of, check, layout_of
-from uneven.fleet.stream.sample_ring import RingHandle
+from uneven.fleet.stream.sample_ring import Layout, RingHandle, arrays_of, check, layout_of
 from uneven.runtime.jobs.call import telling
 from uneven.runtime.jobs.executor import ProcessLine
 from uneven.runtime.jobs.heartbeat import BEAT_S, Heartbeat

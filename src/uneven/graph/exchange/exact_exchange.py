@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uneven.graph.parted import GraphPart, HaloRoute
+from uneven.graph.adjacency import GraphPart, HaloRoute
 from uneven.graph.reduce import neighbour_max, neighbour_sum
 from uneven.run.lines import Line
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.core.splitmix import Bits, splitmix64
+from uneven.policy.core.exact import Bits, splitmix64
 
 Wholes = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]

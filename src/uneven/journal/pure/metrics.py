@@ -14,13 +14,15 @@ Asynchronous workers (``Pace.apart``) have no common iterations. Pieces as large
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from uneven.errors import ConfigError
 from uneven.journal.pure.apart import Pieces, StepsPiece
-from uneven.journal.pure.events import END
 from uneven.journal.pure.member_changes import LEFT, MemberChanges
-from uneven.journal.pure.run_pace import recorded_pace
+from uneven.journal.pure.messages import END
+from uneven.policy.core.pace import PACE, Pace
 from uneven.policy.core.records import (
     EventRecord,
     ForecastRecord,
@@ -30,6 +32,24 @@ from uneven.policy.core.records import (
     SplitRecord,
     StepRecord,
 )
+
+
+def recorded_pace(settings: Mapping[str, Any]) -> Pace | None:
+    """Return the pace in a run record's settings; None if unknown."""
+    said, sync = settings.get(PACE), settings.get("sync")
+    if said is not None:
+        return next((pace for pace in Pace if pace.value == said), None)
+    if not isinstance(sync, str):
+        return None
+    # Older journals only hold the policy's name, whose facts determine the pace.
+    from uneven.policy.sync import policies  # here, because it doubles the import time of a journal's reader
+
+    try:
+        facts = policies.resolve(sync).facts
+    except ConfigError:  # an object instead of a name, or a plug-in that is not installed here
+        return None
+    return None if facts is None else facts.pace
+
 
 NAN = float("nan")
 
@@ -304,3 +324,25 @@ def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
 
 def ratio(above: float, below: float) -> float:
     return above / below if below > 0 else NAN
+
+
+def goodput(iterations: Sequence[Iteration], changes: MemberChanges) -> float:
+    """Return the samples that counted ÷ those that the members could have computed, 0 … 1; NaN if they never changed.
+
+    A worker's capacity is its rate during data loading and compute, without waits, communication and pauses.
+    """
+    if not changes or not iterations:
+        return float("nan")
+    first, last_s = iterations[0], iterations[-1].ended_at_s
+    first_s = first.ended_at_s - max(one.total_s for one in first.timings.values())
+    samples: dict[int, int] = {}
+    busy_s: dict[int, float] = {}
+    for one in iterations:
+        for rank, timing in one.timings.items():
+            samples[rank] = samples.get(rank, 0) + timing.batch
+            busy_s[rank] = busy_s.get(rank, 0.0) + timing.local_s
+    could = 0.0
+    for rank, spans in changes.presence().items():
+        there_s = sum(max(0.0, min(until, last_s) - max(since, first_s)) for since, until in spans)
+        could += there_s * (ratio(samples.get(rank, 0), busy_s.get(rank, 0.0)) if rank in samples else 0.0)
+    return ratio(sum(one.global_batch for one in iterations), could)

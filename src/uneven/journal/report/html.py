@@ -7,11 +7,9 @@ from pathlib import Path
 
 from uneven.errors import JournalError, access
 from uneven.journal.pure.exchanges import Exchanged, staleness_told
-from uneven.journal.pure.goodput import goodput
-from uneven.journal.pure.metrics import NAN
+from uneven.journal.pure.metrics import NAN, goodput
 from uneven.journal.reader import read
-from uneven.journal.report.page import Page, PageTable
-from uneven.journal.report.plotly_code import write_beside
+from uneven.journal.report.page import Page, PageTable, write_beside
 from uneven.journal.report.pure import changes, figures, member_rows, snapshot
 from uneven.journal.report.pure.advice import advice
 from uneven.journal.report.pure.chart_series import RunData, WorkerSeries, run_data, training_s

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from uneven.errors import ConfigError, JournalError
-from uneven.journal.paths import rank_paths
+from uneven.journal.reader import rank_paths
 from uneven.journal.report.html import report_page
-from uneven.journal.report.page import STYLE, Page, escape
-from uneven.journal.report.plotly_code import BESIDE, plotly
+from uneven.journal.report.page import BESIDE, STYLE, Page, escape, plotly
 
 LOOPBACK = "127.0.0.1"
 _BREATH = 10.0  # least pause ÷ duration of a drawing, so that a long run's page costs at most a tenth of a core

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.policy.balance._intake import Flags, Intake, IntakeState, ReportColumns
-from uneven.policy.balance._window import Window, WindowState
+from uneven.policy.balance._intake import Flags, Intake, IntakeState, ReportColumns, Window, WindowState
 from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
 from uneven.policy.balance.profiled import Profile

@@ -8,14 +8,12 @@ The exchanges of a worker are apart from it: a :class:`~uneven.policy.control.le
 exchanges.
 """
 
-from uneven.policy.control.controller import CallForReports, Controller, GiveReport, Instruction
+from uneven.policy.control.controller import CallForReports, Controller, GiveReport, Instruction, Loopback
 from uneven.policy.control.decider import Decider, Decision, PartialUpdate
 from uneven.policy.control.forecast import Forecast, Forecaster
-from uneven.policy.control.loopback import Loopback
 from uneven.policy.control.referee import Complaint, Referee
 from uneven.policy.control.report_interval import Spacing
-from uneven.policy.control.reporter import Load, Reporter
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Load, Report, Reporter
 from uneven.policy.control.table import ReportTable
 
 __all__ = [

@@ -18,7 +18,7 @@ from uneven.policy.balance.bounds import not_growing, still_held
 from uneven.policy.balance.profiled import Profile
 from uneven.policy.control.referee import ABSURD_FACTOR, Complaint, Referee, RefereeState, Verdict
 from uneven.policy.control.report_interval import Spacing
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.control.table import Column, ReportTable
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.plain import Along, Amount, Count, inside, read

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.control.reports import SILENT, Report
+from uneven.policy.control.reporter import SILENT, Report
 from uneven.policy.control.table import Column, ReportTable, Seen
 from uneven.policy.core.plain import Misfit, read, whole_key
 

@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.core.views import Observation
 
 # Ranks must compute the same bits on different machines: only operations that IEEE 754 defines exactly are used, and no

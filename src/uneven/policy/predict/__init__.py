@@ -2,11 +2,9 @@
 
 from uneven.policy.predict.arima import ARIMA
 from uneven.policy.predict.auto import Auto
-from uneven.policy.predict.ema import EMA
-from uneven.policy.predict.last import Last
 from uneven.policy.predict.light import Light
 from uneven.policy.predict.narx import NARX
-from uneven.policy.predict.predictor import Lesson, Predictor, predictors, study
+from uneven.policy.predict.predictor import EMA, Last, Lesson, Predictor, predictors, study
 from uneven.policy.predict.recurrent import LSTM, RNN
 from uneven.policy.predict.steady import Steady
 

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 # Columns of the rows: the speed in an iteration and its moving average; the use of processor and memory right after it,
 # which applies to the next iteration; the moving averages of the uses that applied to the iterations in LEVEL.
 SPEED, LEVEL, CPU, MEMORY, CPU_LEVEL, MEMORY_LEVEL = range(6)
-LEVEL_WEIGHT = 0.2  # of the newest speed in the level, as in :class:`~uneven.policy.predict.ema.EMA`
+LEVEL_WEIGHT = 0.2  # of the newest speed in the level, as in :class:`~uneven.policy.predict.predictor.EMA`
 _DIGITS = 7  # per number, so that a checkpoint stays small; timers are less exact
 
 

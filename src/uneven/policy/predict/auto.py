@@ -10,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 from uneven.errors import ConfigError
 from uneven.policy.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.policy.core.views import Observation
-from uneven.policy.predict._doubt import Doubt, DoubtState
+from uneven.policy.predict._learner import Doubt, DoubtState
 from uneven.policy.predict.predictor import Lesson, Predictor, measured, predictors
 
 EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")  # the paper's six and ours

@@ -8,8 +8,7 @@ from typing import Any, TypedDict
 from uneven.errors import ConfigError
 from uneven.policy.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.policy.core.views import Observation
-from uneven.policy.predict.ema import EMA, EMAState
-from uneven.policy.predict.predictor import Predictor, measured
+from uneven.policy.predict.predictor import EMA, EMAState, Predictor, measured
 from uneven.policy.predict.steady import Steady, SteadyState
 
 _EXPERTS = 3  # the last speed, the moving average, the mean since the last change

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from uneven.errors import ConfigError
+from uneven.policy.core.plain import Amount, Positive, Range, read
 from uneven.policy.core.registry import Registry
 from uneven.policy.core.views import Observation
 
@@ -87,3 +89,80 @@ def study(predictor: Predictor) -> None:
 
 predictors: Registry[Predictor] = Registry("predictor", Predictor)  # type: ignore[type-abstract]
 """The registry of predictors."""
+
+
+class _LastState(TypedDict):
+    speed_per_s: Positive | None
+
+
+class Last(Predictor):
+    """Predicts the last measured speed: v̂ᵏ = vᵏ⁻¹ (LB-BSP's "memoryless").
+
+    It follows every change immediately, and every one-off delay too.
+    """
+
+    def __init__(self) -> None:
+        self._speed_per_s = math.nan
+
+    def observe(self, seen: Observation) -> None:
+        speed = measured(seen)
+        if speed is not None:
+            self._speed_per_s = speed
+
+    def predict(self, ahead: int = 1) -> float:
+        return self._speed_per_s
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"speed_per_s": None if math.isnan(self._speed_per_s) else self._speed_per_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        speed = read(_LastState, state)["speed_per_s"]
+        self._speed_per_s = math.nan if speed is None else speed
+
+
+class EMAState(TypedDict):
+    """The checkpoint of an :class:`EMA`: weighted sum and sum of weights."""
+
+    sum: Amount
+    weight: Annotated[float, Range(0.0, 1.0)]
+
+
+class EMA(Predictor):
+    """Exponential moving average of the measured speeds: v̂ᵏ = α vᵏ⁻¹ + (1 − α) v̂ᵏ⁻¹.
+
+    α = 0.2 is our default; the paper's is unknown. A one-off delay moves the prediction by a fifth of its size; it
+    follows a lasting change to nine tenths after ten reports. In simulated runs with 3 to 10 % noise, 0.1 and 0.2
+    balanced steady workers best, and 0.5 those whose speeds were exchanged every 100 iterations. Raise α if speeds
+    change often.
+
+    Args:
+        alpha: weight of the newest report, above 0, at most 1; 1 is :class:`~uneven.policy.predict.predictor.Last`.
+
+    Raises:
+        ConfigError: alpha out of range.
+    """
+
+    def __init__(self, *, alpha: float = 0.2) -> None:
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0.0 < alpha <= 1.0:
+            raise ConfigError(f"ema: alpha = {alpha!r} must be above 0 and at most 1, for instance 0.2")
+        self.alpha = float(alpha)
+        self._sum = 0.0  # Σ α (1 − α)^age · speed
+        self._weight = 0.0  # Σ α (1 − α)^age
+
+    def observe(self, seen: Observation) -> None:
+        speed = measured(seen)
+        if speed is not None:
+            self._sum += self.alpha * (speed - self._sum)
+            self._weight += self.alpha * (1.0 - self._weight)
+
+    def predict(self, ahead: int = 1) -> float:
+        # Normalized, as Adam's moments are: the first reports form a plain mean, so a slow first iteration is soon
+        # forgotten.
+        return self._sum / self._weight if self._weight > 0.0 else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        saved = read(EMAState, state)
+        self._sum, self._weight = saved["sum"], saved["weight"]

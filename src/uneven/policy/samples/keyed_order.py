@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.core.splitmix import Bits, splitmix64
+from uneven.policy.core.exact import Bits, splitmix64
 
 KEYED_FROM = 2**27  # samples from which on an epoch's order is computed instead of stored in 8 bytes each
 

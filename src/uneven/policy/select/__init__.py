@@ -5,13 +5,11 @@ A :class:`Selection` picks entries, an :class:`Accumulator` keeps the rest until
 :func:`unpack` convert to bytes and back.
 """
 
-from uneven.policy.select.accumulator import Accumulator
-from uneven.policy.select.bandwidth import BandwidthControl
 from uneven.policy.select.barrier import Backlog, Barrier
 from uneven.policy.select.pack import HEADER_BYTES, Index, pack_places, packed_bytes, unpack, unpack_places
 from uneven.policy.select.pack import pack as pack
 from uneven.policy.select.picked import Picked
-from uneven.policy.select.select import Selection, Significant, TopK, estimated_bytes
+from uneven.policy.select.select import Accumulator, BandwidthControl, Selection, Significant, TopK, estimated_bytes
 
 __all__ = [
     "HEADER_BYTES",

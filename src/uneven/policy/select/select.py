@@ -9,8 +9,50 @@ from dataclasses import dataclass
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.policy.select.bandwidth import BandwidthControl
+from uneven.policy.select.pack import shortest
 from uneven.policy.select.picked import HALF, QUARTER, WHOLE, Array, ChunkRows, Picked, rounded
+
+STEP, ABOVE, BELOW = 0.005, 1.1, 0.9
+SOFTER = 0.9  # factor of the threshold if there is room
+
+
+class BandwidthControl:
+    """The adaptation of a threshold to a line's bandwidth limit, after each exchange.
+
+    Upwards this is the rule of Gaia's released code: above 1.1 of the limit, add 0.005 to the threshold; below 0.9,
+    subtract it, never below the configured threshold and by at most ``most``. Downwards it is Gaia's soft threshold, of
+    which only the purpose is known [recalled]: send more than the significant entries if there is room. Our rule: below
+    0.9 of the limit multiply by 0.9, above 1.1 divide. Entries above the configured threshold are then always sent.
+
+    ``most`` is the maximum addition to it, ``soft`` its minimum factor (1 to never lower it).
+    """
+
+    def __init__(self, limit_bytes_per_s: float, most: float, soft: float = 1.0) -> None:
+        self.added = 0.0  # to the threshold, at least 0
+        self.part = 1.0  # factor of the threshold while nothing is added, at most 1
+        self._limit = limit_bytes_per_s
+        self._most = most
+        self._soft = soft
+
+    def measured(self, sent_bytes: float, passed_s: float) -> None:
+        """Adapt to the bytes sent and the seconds passed since the start of the previous exchange."""
+        usage = sent_bytes / passed_s if passed_s > 0 else 0.0
+        if usage > ABOVE * self._limit:
+            # Undo the opposite change first.
+            if self.part < 1.0:
+                self.part = min(1.0, self.part / SOFTER)
+            else:
+                self.added = min(self._most, self.added + STEP)
+        elif usage < BELOW * self._limit:
+            if self.added > 0.0:
+                self.added = max(0.0, self.added - STEP)
+            else:
+                self.part = max(self._soft, self.part * SOFTER)
+
+    def applied(self, threshold: float) -> float:
+        """Return the threshold to use instead of the configured one."""
+        return threshold * self.part + self.added
+
 
 _BLOCK = 1 << 15
 """Entries compared together, so that temporaries stay in a processor's cache."""
@@ -193,3 +235,37 @@ def estimated_bytes(select: Selection, size: float, part: float, width: int = 4)
     levels = 8.0 / select.chunk * size if isinstance(select, TopK) and select.bits == QUARTER else 0.0
     sparse = min(part * size * places, size / 8) + part * size * value + levels
     return min(sparse, size * width)
+
+
+class Accumulator:
+    """Error feedback, as in Gaia's accumulated update: unsent movement adds up until it is sent, so nothing is lost.
+
+    Add only movements of this worker's own steps: received ones would be sent back.
+    """
+
+    def __init__(self, held: Array) -> None:
+        self.held = held  # (n,)
+
+    def add(self, movement: Array) -> None:
+        """Add the movement of the worker's own steps; shape (n,)."""
+        self.held += movement
+
+    def take(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
+        """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest and rounding
+        errors."""
+        picked = self.pick(select, values, rate)
+        self.sent(picked)
+        return picked
+
+    def pick(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
+        """Return what :meth:`take` does, and keep all of it until :meth:`sent`."""
+        # If entries with their places would take as many bytes as the whole vector, send the vector without rounding.
+        return shortest(select.pick(self.held, values, rate), self.held)
+
+    def sent(self, picked: Picked) -> None:
+        if picked.places is None:
+            self.held[:] = 0
+        elif picked.bits == 32:
+            self.held[picked.places] = 0
+        else:
+            self.held[picked.places] -= picked.values  # the rounding error stays

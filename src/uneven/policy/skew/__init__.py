@@ -4,10 +4,8 @@ A :class:`Partition` assigns samples to sites, and ``label_skew`` measures the d
 :class:`Tuner` finds the policy setting that sends least while models keep their accuracy at other sites.
 """
 
-from uneven.policy.skew.measure import label_skew
-from uneven.policy.skew.objective import Objective
-from uneven.policy.skew.partition import Partition, partitions
-from uneven.policy.skew.tuner import Annealing, HillClimbing, StochasticHillClimbing, Tuner, tuners
+from uneven.policy.skew.partition import Partition, label_skew, partitions
+from uneven.policy.skew.tuner import Annealing, HillClimbing, Objective, StochasticHillClimbing, Tuner, tuners
 
 __all__ = [
     "Annealing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, StepPlan, Via
 from uneven.policy.core.views import SyncView
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whole
 from uneven.policy.sync.local import often
 from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy

@@ -45,7 +45,7 @@ class Geo(WrappingPolicy):
         hubs: the first site of each group (us/east and us/west are in group us) forwards between groups, so no site
             receives an entry twice. Changes of several sites cross between groups once. Not with a lead.
         lead: steps that a site may be ahead of the messages it has received (the mirror clock); 0 is the released code.
-            An error if momentum makes it unstable, see :mod:`uneven.policy.sync.stability`.
+            An error if momentum makes it unstable, see :mod:`uneven.policy.sync.compatibility`.
         barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 means no limit. Needs a
         lead.
 

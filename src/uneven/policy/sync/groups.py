@@ -14,8 +14,8 @@ from random import Random
 
 import numpy as np
 
+from uneven.policy.core.exact import splitmix64
 from uneven.policy.core.registry import Registry
-from uneven.policy.core.splitmix import splitmix64
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, whole
 

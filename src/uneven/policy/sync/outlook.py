@@ -10,7 +10,6 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members
 from uneven.policy.sync.sync_policy import SyncPolicy
 
-_TRIED = 6  # workers, in two sites, for which a policy is probed: more than one group holds
 _PROBES = 4096  # steps that are probed
 
 

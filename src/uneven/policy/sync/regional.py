@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync._parts import NOTHING, PerRank, number, whole
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.local import often

@@ -17,10 +17,8 @@ from uneven.precondition.item_work import ItemWork
 from uneven.precondition.kfac.capture import LayerWatch, find_layers
 from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.preconditioner import Preconditioner
-from uneven.precondition.pure.damping import AdaptiveDamping
-from uneven.precondition.pure.kfac_pytorch_names import translated
-from uneven.precondition.pure.schedule import RunningAverage, Value, value
-from uneven.precondition.pure.sharing import Sharing, one_of
+from uneven.precondition.pure.schedule import AdaptiveDamping, RunningAverage, Value, value
+from uneven.precondition.pure.sharing import Sharing, one_of, translated
 from uneven.run.step.part import Run, Step
 
 
@@ -38,7 +36,7 @@ class KFAC(Preconditioner):
 
     Args:
         damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows the
-            overshoot of steps; see :mod:`uneven.precondition.pure.damping`.
+            overshoot of steps; see :mod:`uneven.precondition.pure.schedule`.
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
         kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group; None
             for no bound.

@@ -27,13 +27,12 @@ from uneven.errors import TrainingError
 from uneven.policy.core.actions import Payload, StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Meeting, Members
-from uneven.run.context.context import Context
-from uneven.run.context.observer import ExchangeObserver
+from uneven.run.context.context import Context, ExchangeObserver
 from uneven.run.gradients.accumulated import nothing_of
 from uneven.run.gradients.backward_start import on_entering
+from uneven.run.gradients.base import ExchangedSteps
 from uneven.run.gradients.replica_check import ReplicaCheck
 from uneven.run.gradients.statistics import BatchStatistics
-from uneven.run.gradients.step_check import ExchangedSteps
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.bucket_communicator import GradientCommunicator
 from uneven.run.lines.communicator import RoundPlace, RoundTensor

@@ -18,7 +18,7 @@ from torch import nn
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Members
-from uneven.run.context.observer import ExchangeObserver
+from uneven.run.context.context import ExchangeObserver
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.statistics import BatchStatistics

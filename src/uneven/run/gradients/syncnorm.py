@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from uneven.run.context.observer import ExchangeObserver
+from uneven.run.context.context import ExchangeObserver
 from uneven.run.model.hooks import ModelHook
 
 

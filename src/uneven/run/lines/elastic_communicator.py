@@ -14,7 +14,7 @@ generation (:mod:`uneven.policy.core.membership`). Then they sum again, or a mem
 
 If members exchange in groups, each sums on its own process group, and one sum over all members confirms. So a loss is
 repaired the same way, and all learn of it at one exchange. A member does not keep the pieces of others
-(:mod:`uneven.run.lines.all_to_all`), so a last sum, of one number, confirms these too.
+(:mod:`uneven.run.lines.group_lines`), so a last sum, of one number, confirms these too.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from torch import Tensor
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
-from uneven.run.lines.all_to_all import Pieces, Swap
-from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
-from uneven.run.lines.contribution import Contribution
+from uneven.run.lines.communicator import Contribution, RoundPlace, Weight, unscaled
 from uneven.run.lines.control_words import ControlWords, WordsMessage
+from uneven.run.lines.group_lines import Pieces, Swap
 from uneven.run.lines.in_step import out_of_step
 from uneven.run.lines.traffic import bytes_of_sum
 

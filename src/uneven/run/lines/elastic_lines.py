@@ -16,8 +16,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError, PeerError
 from uneven.policy.core.membership import Members
-from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
-from uneven.run.lines.contribution import Contribution
+from uneven.run.lines.communicator import Contribution, RoundPlace, Weight, unscaled
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
 from uneven.run.lines.traffic import TrafficBook

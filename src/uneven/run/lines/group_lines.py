@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +11,70 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uneven.errors import ConfigError
+from uneven.policy.core.membership import Members
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
-from uneven.run.lines.traffic import TrafficBook
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic, TrafficBook
+from uneven.run.lines.transport import Rows
+
+Pieces = Callable[[Members], tuple[Mapping[int, Tensor], Mapping[int, Tensor]]]
+"""Returns worker → the piece for it, and worker → the tensor for its piece, with the size that it sends, of any shape.
+Asked when the pieces are sent, and again after a loss. An outgoing piece does not change before the end."""
+
+
+class Swap:
+    """The pieces that one member sends and receives.
+
+    Received pieces stay in separate memory until the exchange is complete, so a failed one leaves the targets
+    unchanged.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._incoming: Mapping[int, Tensor] = {}
+        self._members: Members = ()
+        self._arrived = torch.empty(0, dtype=torch.uint8)
+        self._work: Any = None
+
+    def begin(self, circle: AbortableGroup | None, members: Members) -> None:
+        """Start or repeat the exchange among these members."""
+        self._members, self._work = members, None
+        outgoing, self._incoming = self._pieces(members)
+        # As bytes, because pieces may differ in dtype and one collective takes one tensor.
+        sent = torch.cat([_bytes(outgoing[one]) for one in members])
+        self._arrived = torch.empty(sum(self._incoming[one].nbytes for one in members), dtype=torch.uint8)
+        sizes = [[those[one].nbytes for one in members] for those in (outgoing, self._incoming)]
+        try:
+            self._work = None if circle is None else circle.swap(sent, self._arrived, *sizes)
+        except GroupAborted:
+            self._work = None
+
+    def wait(self, circle: AbortableGroup) -> bool:
+        if self._work is None:
+            return False
+        circle.wait(self._work)
+        return True
+
+    def drop(self) -> list[Any]:
+        """Return, and release, the objects that a failed group may still use."""
+        held, self._work = [self._work, self._arrived], None
+        return held
+
+    def take(self, contributors: Collection[int]) -> None:
+        """Copy the pieces of ``contributors`` to their targets, and zeros to the targets of all others."""
+        first = 0
+        for one in self._members:
+            to = self._incoming[one]
+            if one in contributors and to.numel():
+                to.copy_(self._arrived[first : first + to.nbytes].view(to.dtype).view(to.shape))
+            first += to.nbytes
+        for one in set(self._incoming) - set(self._members).intersection(contributors):
+            self._incoming[one].zero_()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def new_group(
@@ -171,3 +233,61 @@ class GroupLines(Lines):
     def _carrier(self, members: tuple[int, ...]) -> Carrier:
         group = new_group(members, self._timeout_s)
         return _GroupCarrier(group) if self.rank in members else _NoMember()  # type: ignore[return-value]
+
+
+_REPORTS = "gathering the reports"
+
+
+class _Gather:
+    def __init__(self, work: dist.Work, table: torch.Tensor, roll: RollCall, traffic: Traffic) -> None:
+        self._work = work
+        self._table = table
+        self._roll = roll
+        self._traffic = traffic
+
+    def result(self) -> Rows:
+        with self._roll.waiting(_REPORTS), self._traffic.waiting():
+            self._work.wait()
+        rows: Rows = self._table.numpy()
+        return rows
+
+
+class CollectiveTransport:
+    """Implements :class:`uneven.run.lines.transport.Transport`; raises :class:`PeerError` if the group is not formed
+    in time."""
+
+    def __init__(self, timeout_s: float, roll: RollCall, traffic: Traffic) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._roll = roll
+        self._traffic = traffic
+        # Its own group: on a shared one, reports and gradients would have to be issued in one common order.
+        with roll.waiting("forming the group for reports"):
+            self._group: Any = new_group(timeout_s=timeout_s, backend="gloo")
+
+    def gather(self, row: Sequence[float]) -> _Gather:
+        """Start an all-gather of one row of float64."""
+        mine = torch.tensor(row, dtype=torch.float64)
+        table = torch.empty((self.size, len(row)), dtype=torch.float64)
+        with self._roll.waiting(_REPORTS):
+            work = dist.all_gather(list(table.unbind()), mine, group=self._group, async_op=True)
+        assert work is not None
+        self._traffic.sent_bytes += (self.size - 1) * mine.nbytes
+        return _Gather(work, table, self._roll, self._traffic)
+
+    def gather_text(self, text: str) -> tuple[str, ...]:
+        """Return all workers' texts, by rank; sent as bytes, never unpickled."""
+        payload = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        lengths = [int(row[0]) for row in self.gather([float(len(payload))]).result()]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)  # all_gather needs equal lengths
+        padded[: len(payload)] = payload
+        table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
+        with self._roll.waiting("comparing the ranks at start"), self._traffic.waiting():
+            self._traffic.sent_bytes += (self.size - 1) * padded.nbytes
+            dist.all_gather(list(table.unbind()), padded, group=self._group)
+        return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
+
+    def close(self) -> None:
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None

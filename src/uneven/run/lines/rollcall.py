@@ -18,7 +18,7 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
-from uneven.run.lines.rendezvous import MeetingPlace
+from uneven.run.lines.in_process_rendezvous import MeetingPlace
 from uneven.runtime.timeout_call import within
 
 # Time to answer: enough for a worker with a tenth of a core, and for one whose connection to the store took five

@@ -28,7 +28,7 @@ from uneven.run.step.build import counter_of
 from uneven.run.step.checkpoint import Checkpoint
 from uneven.run.step.loop import StepLoop
 from uneven.run.step.refusals import check_microbatch, check_profile, check_together
-from uneven.run.threads.threaded_training import Threads
+from uneven.run.threads.hogwild import Threads
 from uneven.runtime.rundir import mark_ready
 
 _SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a second whether they are ready.

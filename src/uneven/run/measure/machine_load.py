@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +17,23 @@ import torch
 
 from uneven.policy.core.records import LoadRecord
 from uneven.run.measure import memory
+
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+def kind_of(device: torch.device) -> str:
+    """Return the name of an accelerator; otherwise that of the processor and the number of cores this process may
+    use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    lines = _PROCESSORS.read_text().splitlines() if _PROCESSORS.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 class LoadMeter:

@@ -20,7 +20,7 @@ from torch import nn
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.journal import LEFT
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.core.membership import Generation, Meeting, Members, generation_of, told
 from uneven.policy.core.records import MembershipRecord
 from uneven.policy.samples.order import Changing, Portion, SampleBook
@@ -30,11 +30,37 @@ from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.control_words import JOIN_PENDING, NONE
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.generations import LeftOut, Membership
-from uneven.run.membership.preemption_notice import PreemptionNotice
 from uneven.run.membership.state_transfer import give, load_state, state_of, take
 
 if TYPE_CHECKING:
     from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
+
+_EVERY_S = 1.0
+
+
+class PreemptionNotice:
+    """A background thread that ends after the first notice, or if ``notice`` raises an error."""
+
+    def __init__(
+        self, notice: Callable[[], float | None], heard: Callable[[float], None], every_s: float = _EVERY_S
+    ) -> None:
+        self._notice = notice
+        self._heard = heard  # called once with these seconds
+        self._every_s = every_s  # interval between two calls
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="uneven-notice", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if (left_s := self._notice()) is not None:
+                self._heard(left_s)
+                return
+            self._over.wait(self._every_s)
+
 
 LOOK_S = 0.005
 

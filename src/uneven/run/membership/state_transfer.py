@@ -4,15 +4,78 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from uneven.errors import CheckpointError
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
-from uneven.run.membership import tensor_packing
 from uneven.runtime.membership_board import Board
+
+_TENSOR, _TUPLE, _MAP = "__tensor__", "__tuple__", "__map__"
+
+
+def pack(what: Any) -> tuple[str, list[Tensor]]:
+    """Pack nested dictionaries, lists, tuples, numbers, texts, None and tensors of any shape; others raise
+    CheckpointError."""
+    tensors: list[Tensor] = []
+    return json.dumps(_plain(what, tensors, "state")), tensors
+
+
+def shapes(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """Return the dtype and shape of each tensor; a receiver allocates memory for them."""
+    return [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors]
+
+
+def room(shapes: Sequence[Sequence[Any]]) -> list[Tensor]:
+    """Return uninitialized tensors of these dtypes and shapes; an unknown dtype raises CheckpointError."""
+    return [torch.empty(list(shape), dtype=_dtype(name)) for name, shape in shapes]
+
+
+def unpack(text: str, tensors: Sequence[Tensor]) -> Any:
+    """Return the data of :func:`pack` again; tensors have their packed shapes."""
+    return _whole(json.loads(text), iter(tensors))
+
+
+def _plain(what: Any, tensors: list[Tensor], path: str) -> Any:
+    if isinstance(what, Tensor):
+        tensors.append(what.detach().contiguous().cpu())
+        return {_TENSOR: len(tensors) - 1}
+    if isinstance(what, dict):
+        # A list of pairs: JSON would turn keys that are numbers or tuples into texts.
+        return {_MAP: [[_plain(key, tensors, path), _plain(it, tensors, f"{path}.{key}")] for key, it in what.items()]}
+    if isinstance(what, tuple):
+        return {_TUPLE: [_plain(one, tensors, f"{path}[{place}]") for place, one in enumerate(what)]}
+    if isinstance(what, list):
+        return [_plain(one, tensors, f"{path}[{place}]") for place, one in enumerate(what)]
+    if what is None or isinstance(what, bool | int | float | str):
+        return what
+    raise CheckpointError(
+        f"{path} is of type {type(what).__name__}: a newcomer can be given numbers, texts, containers of them and "
+        f"tensors; keep anything else out of state_dict()"
+    )
+
+
+def _whole(what: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(what, list):
+        return [_whole(one, tensors) for one in what]
+    if not isinstance(what, dict):
+        return what
+    if _TENSOR in what:
+        return next(tensors)
+    if _TUPLE in what:
+        return tuple(_whole(one, tensors) for one in what[_TUPLE])
+    return {_whole(key, tensors): _whole(it, tensors) for key, it in what[_MAP]}
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"there is no type of tensors {name!r} here; run one version of torch on all workers")
+    return found
+
 
 _LOOK_EVERY_S = 0.002
 
@@ -20,8 +83,8 @@ _LOOK_EVERY_S = 0.002
 def give(state: dict[str, Any], board: Board, key: str, meet: Callable[[], AbortableGroup]) -> None:
     """Send the state under ``key``; ``meet`` forms the group of the newcomers, in which this worker is the first.
     Raises GroupAborted if one of them has failed."""
-    text, tensors = tensor_packing.pack(state)
-    board.write(f"state/{key}", json.dumps([text, tensor_packing.shapes(tensors)]))
+    text, tensors = pack(state)
+    board.write(f"state/{key}", json.dumps([text, shapes(tensors)]))
     _move(tensors, meet())
 
 
@@ -35,9 +98,9 @@ def take(
             raise GroupAborted("the members have changed before this worker was given the state")
         time.sleep(_LOOK_EVERY_S)
     text, shapes = json.loads(said)
-    tensors = tensor_packing.room(shapes)
+    tensors = room(shapes)
     _move(tensors, meet())
-    return tensor_packing.unpack(text, tensors), sum(one.nbytes for one in tensors)
+    return unpack(text, tensors), sum(one.nbytes for one in tensors)
 
 
 def _move(tensors: list[Tensor], circle: AbortableGroup) -> None:

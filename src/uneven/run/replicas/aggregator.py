@@ -13,7 +13,7 @@ from uneven.policy.core.membership import Members
 from uneven.policy.samples.order import Portion
 from uneven.run.replicas.replica import ExchangeResult
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
-from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
+from uneven.run.samples.async_sampling.leased_samples import BatchInHand
 
 Place = tuple[int, int]
 

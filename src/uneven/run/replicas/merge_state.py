@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Combined, Exchange, Merge, Payload, span
+from uneven.policy.core.plain import loading, read
 from uneven.policy.merge import Kept
+from uneven.policy.samples.order import Portions
+from uneven.policy.sync import SyncPolicy
 from uneven.run.replicas.flat import Flat
+
+
+def taken(parts: Portions, unused: Portions) -> tuple[Portions, Portions]:
+    """Split in-flight portions: those an optimizer step has used, and those that count as used although none has."""
+    return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
+
+
+def same_policy(policy: SyncPolicy, numbers: dict[str, Any]) -> bool:
+    """Return whether the numbers are of this policy; then try to load its own state into a copy of it.
+    Raises :class:`CheckpointError` if the numbers name no policy, or if it cannot load its own."""
+    with loading("the agreement"):
+        if read(dict[str, Any], numbers).get("policy") != repr(policy):
+            read(str, numbers.get("policy"))
+            return False
+        copy.deepcopy(policy).load_state_dict(read(dict[str, Any], numbers.get("own")))
+    return True
+
 
 _MOVED = -1  # the place of movements; the place of a piece is its number
 _OF_MOVED = "movements-"

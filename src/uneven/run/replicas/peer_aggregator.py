@@ -20,11 +20,13 @@ from uneven.policy.core.plain import loading, read
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import Evaluated, SyncPolicy, refused
 from uneven.run.lines.communicator import RoundPlace, VectorLine, unscaled
+from uneven.run.membership.agreed import BackgroundMembers
 from uneven.run.replicas.aggregator import Aggregator, Place
 from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.merge_state import same_policy
 from uneven.run.replicas.replica import ExchangeResult, Given, Replica
-from uneven.run.replicas.saved_parts import same_policy
 from uneven.run.replicas.sparse.unsent import WHOSE, Moved, UnsentMovement, apart
+from uneven.run.samples.async_sampling.leased_samples import BatchInHand
 
 
 def _moved(order: Order) -> Moved:
@@ -290,3 +292,37 @@ class PeerAggregator(Aggregator):
                 self.entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
             self._replica.load_state_dict(vectors, rest)
         return numbers, kept
+
+
+class BackgroundPeers(PeerAggregator):
+    """Merges in the background of an elastic run, which the elastic run asks for and takes part in."""
+
+    def __init__(self, elastic: BackgroundMembers, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.rests = False
+        self.hand = BatchInHand(lambda part: elastic.claims.learnt(part))
+        self._elastic = elastic
+        self._replica.keep_merged()
+        self._copy: Tensor | None = None  # memory for the replica at the time a merge was ordered
+
+    @property
+    def urgent(self) -> bool:  # type: ignore[override]
+        return self._elastic.urgent
+
+    def gives(self, order: Order, background: bool) -> Tensor:
+        # Read in the training thread, so that the merge holds exactly the samples noted for it.
+        self._copy = self._replica.flat.read(self._copy)
+        self._elastic.begins_merge()
+        return self._copy
+
+    def gave(self) -> None:
+        self._elastic.merged()
+
+    def settles(self) -> bool:
+        self._elastic.settle()
+        return True
+
+    def rest(self, evaluating: bool) -> None:
+        if evaluating:
+            self._elastic.quiet()
+        self._elastic.rest()

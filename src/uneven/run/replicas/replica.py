@@ -17,12 +17,11 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
-from uneven.policy.sync import SyncPolicy
+from uneven.policy.sync import Evaluated, SyncPolicy, first_plans
 from uneven.run.lines.group_lines import take_from_first
-from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.merge_state import MergeState
-from uneven.run.replicas.weighted_sums import (
+from uneven.run.replicas.flat import (
     EXTRA,
+    Flat,
     apart,
     average,
     contribution,
@@ -30,6 +29,7 @@ from uneven.run.replicas.weighted_sums import (
     resting_in,
     weight_in,
 )
+from uneven.run.replicas.merge_state import MergeState
 
 Total = Callable[[Tensor, Exchange], int]
 """Replaces a vector by its sum over the members of an exchange; returns the bytes that were sent for it."""
@@ -424,3 +424,24 @@ def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:
                 f"{name} is a SyncBatchNorm, which waits for everybody in every forward pass; under {policy!r} workers "
                 f"take steps apart: use BatchNorm, whose running statistics are averaged with the parameters"
             )
+
+
+def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
+    """Announce the merges to come to the replica; raise :class:`ConfigError` if they cannot be combined."""
+    everything = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
+    coming = [one for one in everything if one.select is None]
+    moved = {one.merge for one in coming if one.payload is Payload.DELTA}
+    if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in everything):
+        raise ConfigError(
+            f"{policy!r} exchanges movements in full, and beside them picked entries or something in the background, "
+            f"which would count as moved by this worker: take one of both"
+        )
+    if len({one.select is None for one in everything if one.delay}) > 1:
+        raise ConfigError(f"{policy!r} delays both pieces and picked entries: take one of both")
+    replica.expect(
+        {one.merge for one in coming if one.payload is not Payload.DELTA},
+        centre=policy.evaluated is Evaluated.CENTRE,
+        cuts=[one.piece[1] for one in coming if one.piece is not None],
+        moved=moved,
+        delays=any(one.delay for one in everything),
+    )

@@ -20,12 +20,12 @@ from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.samples.order import Portion, Portions
 from uneven.policy.sync import Evaluated
-from uneven.run.context.observer import ExchangeObserver
+from uneven.run.context.context import ExchangeObserver
 from uneven.run.replicas.aggregator import Aggregator
 from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.merge_state import taken
 from uneven.run.replicas.no_sync import NoSync
 from uneven.run.replicas.replica import DUE, ExchangeResult, Replica
-from uneven.run.replicas.saved_parts import taken
 from uneven.run.replicas.scaled_learning_rate import DividedSteps
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 

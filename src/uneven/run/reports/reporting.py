@@ -24,14 +24,13 @@ from uneven.run.context.context import Context
 from uneven.run.gradients.batch_order import Turns
 from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.transport import Pending
-from uneven.run.measure.kind import kind_of
-from uneven.run.measure.machine_load import nvml_uuid
+from uneven.run.measure.machine_load import kind_of, nvml_uuid
 from uneven.run.model.check import check_model
 from uneven.run.reports.profiling import profile_record, profile_together
 from uneven.run.reports.slow import SlowLoop
 from uneven.run.reports.step_accounting import StepAccounting
 from uneven.run.reports.streams import check_samples
-from uneven.run.samples.async_sampling.shared import OwnPace
+from uneven.run.samples.async_sampling.leased_samples import OwnPace
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.start.connect import compare

@@ -12,9 +12,8 @@ from uneven.policy.control import Load
 from uneven.policy.core.records import StepRecord
 from uneven.policy.samples.order import Portion
 from uneven.run.context.scribe import Scribe
-from uneven.run.measure.clock import clock_for
 from uneven.run.measure.machine_load import LoadMeter, nvml_uuid
-from uneven.run.measure.meter import Meter, MeterReading
+from uneven.run.measure.meter import Meter, MeterReading, clock_for
 from uneven.run.measure.other_load import LEAST_S, Others, find
 from uneven.run.reports.slow import SlowLoop
 

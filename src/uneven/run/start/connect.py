@@ -9,7 +9,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,19 +27,40 @@ from uneven.policy.core.registry import in_use
 from uneven.policy.core.run_config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.policy.sync import Outlook
 from uneven.run.lines import GroupLines, Lines, ThreadLines
-from uneven.run.lines.collective import CollectiveTransport
-from uneven.run.lines.group_lines import new_group
-from uneven.run.lines.in_process_rendezvous import Hub
-from uneven.run.lines.rendezvous import MeetingPlace
+from uneven.run.lines.group_lines import CollectiveTransport, new_group
+from uneven.run.lines.in_process_rendezvous import Hub, MeetingPlace
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
-from uneven.run.start.model_device import backend_for, gpu_of
 from uneven.runtime.installed import FOLDER, VERSION
 from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_coming, mark_expendable
 from uneven.runtime.timeout_call import within
 from uneven.runtime.world import World, discover, is_loopback, report_failures
+
+
+def device_of(world: World) -> torch.device:
+    """Return the CUDA device with this worker's local rank (modulo the number of GPUs), or the CPU without CUDA."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def gpu_of(world: World) -> str:
+    """Return vendor and id of this worker's GPU, "cuda GPU-1f0…"; empty if it has none that NCCL supports."""
+    device = device_of(world)
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return f"{'rocm' if torch.version.hip else 'cuda'} {torch.cuda.get_device_properties(device).uuid}"
+
+
+def backend_for(gpus: Sequence[str]) -> str:
+    """Return the backend of a process group, from the result of :func:`gpu_of` on each rank."""
+    # NCCL supports neither two workers on one GPU nor a worker without one. torch also calls AMD's RCCL "nccl", but the
+    # two cannot communicate. In all these cases every worker uses gloo, which copies GPU tensors through host memory.
+    own = all(gpus) and len(set(gpus)) == len(gpus) and len({gpu.split()[0] for gpu in gpus}) == 1
+    return "cpu:gloo,cuda:nccl" if own else "gloo"
+
 
 _LINGER_S = 2.0
 

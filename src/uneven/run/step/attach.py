@@ -23,7 +23,7 @@ from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
 from uneven.run.replicas.no_sync import NoSync
 from uneven.run.reports.reporting import Reports
-from uneven.run.samples.async_sampling.shared import OwnPace
+from uneven.run.samples.async_sampling.leased_samples import OwnPace
 from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory

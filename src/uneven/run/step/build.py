@@ -14,15 +14,14 @@ from torch import nn
 
 from uneven.policy.balance import Balancer
 from uneven.policy.control.ledger import StepLedger
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import Exchange, Moment
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import Outlook, SyncPolicy, asks_ahead, by_server, first_plans, in_groups
-from uneven.run.context.context import Context
-from uneven.run.context.observer import ExchangeObserver
+from uneven.run.context.context import Context, ExchangeObserver
 from uneven.run.context.participants import FixedMembers, Participants
 from uneven.run.context.scribe import Scribe
 from uneven.run.gradients.base import Gradients, unless_scaled
@@ -44,30 +43,24 @@ from uneven.run.membership.elastic_run import ElasticRun
 from uneven.run.membership.followed import FollowedMembers
 from uneven.run.model.batch_norm import batch_norms
 from uneven.run.model.check import refuse_inelastic, refuse_sparse_on_accelerator
-from uneven.run.replicas.announced_merges import announce
-from uneven.run.replicas.background_peers import BackgroundPeers
-from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.background_thread import PATIENCE_S, BackgroundThread
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.no_sync import NoSync
-from uneven.run.replicas.overhead import PATIENCE_S
-from uneven.run.replicas.peer_aggregator import PeerAggregator, PeerLines
-from uneven.run.replicas.replica import Replica, broadcast_from_first, refuse_synchronised_layers
+from uneven.run.replicas.peer_aggregator import BackgroundPeers, PeerAggregator, PeerLines
+from uneven.run.replicas.replica import Replica, announce, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.locate import find_home
 from uneven.run.replicas.server.outer_round import check_outer, check_shards, plans_outer
-from uneven.run.replicas.server.server_aggregator import ServerAggregator
-from uneven.run.replicas.server.site_aggregator import SiteAggregator
+from uneven.run.replicas.server.server_aggregator import ServerAggregator, SiteAggregator
 from uneven.run.replicas.server.site_bridge import BetweenSites, OtherSite
 from uneven.run.replicas.sparse.elastic_entries import ElasticEntries
 from uneven.run.replicas.sparse.exchange import EntriesExchange, most_bytes, peers_of
 from uneven.run.replicas.sparse.unsent import UnsentMovement
-from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
-from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
+from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier, ShutdownHandshake
+from uneven.run.samples.async_sampling.leased_samples import LeasedSamples, OwnPace, make_own_pace
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
 from uneven.run.samples.async_sampling.session_store import SessionStore
-from uneven.run.samples.async_sampling.shared import OwnPace, make_own_pace
-from uneven.run.samples.async_sampling.shutdown import ShutdownHandshake
 from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.stream import is_stream
 from uneven.run.start.connect import Connection, compare, connect, gradient_group

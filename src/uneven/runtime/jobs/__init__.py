@@ -9,14 +9,13 @@
                   job_events.py: one loop receives ends, messages, heartbeats and anything else that is readable
 
     ray_lines.py     programs on a Ray cluster, restarted when a machine is lost
-    executor.py      the machines and devices of functions: local_executor.py, ray.py
+    executor.py      the machines and devices of functions: engines.py, ray.py
     parent_death.py  a program ends with its parent process, however that ends
 """
 
 from uneven.runtime.jobs.command import Command, end_all
-from uneven.runtime.jobs.ending import Ending, How
+from uneven.runtime.jobs.ending import Ending, How, Stop
 from uneven.runtime.jobs.job_events import Events
 from uneven.runtime.jobs.restart import Kept, Restarts
-from uneven.runtime.jobs.stop import Stop
 
 __all__ = ["Command", "Ending", "Events", "How", "Kept", "Restarts", "Stop", "end_all"]

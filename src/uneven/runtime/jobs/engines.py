@@ -2,14 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import util
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
 
 from uneven.errors import UnknownNameError
+from uneven.policy.core.plain import Range, read
 from uneven.runtime.installed import need
-from uneven.runtime.jobs.call import IMPORTED
+from uneven.runtime.jobs.begun import write_json
+from uneven.runtime.jobs.call import IMPORTED, Child
 from uneven.runtime.jobs.devices import Devices, devices_of
 from uneven.runtime.jobs.executor import Place
-from uneven.runtime.jobs.local_executor import Local
+from uneven.runtime.jobs.job_events import Events
+from uneven.runtime.jobs.processes import usable_cores
+
+NOTE = "temporary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    folder: str
+    process: Annotated[int, Range(1, 2**31 - 1)]
+    started_s: float
+
+
+def sweep(directory: Path) -> Path | None:
+    """Delete and return the folder of the previous start if that was killed; record this process's folder.
+
+    ``multiprocessing`` keeps its fork server's socket in a private folder ``pymp-…`` and deletes it at the program's
+    end, but not after a kill. So the run directory records the folder and its process.
+    """
+    # Only called while this process has locked the directory. If the note is invalid, nothing is deleted.
+    note = directory / NOTE
+    left = _left_behind(note)
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)  # remaining files do no harm
+    write_json(note, asdict(_Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())))
+    return left
+
+
+def _left_behind(note: Path) -> Path | None:
+    try:
+        said = read(_Note, json.loads(note.read_bytes()))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    # The start time detects that another process has been given the same id.
+    if psutil.pid_exists(said.process) and _started_s(said.process) == said.started_s:
+        return None
+    # The file may be forged or stale: delete only a real folder of ours that multiprocessing could have made.
+    folder = Path(said.folder)
+    ours = folder.name.startswith("pymp-") and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink()
+    return folder if ours and folder.is_dir() and folder.stat().st_uid == os.getuid() else None
+
+
+def _started_s(process: int) -> float:
+    try:
+        return psutil.Process(process).create_time()
+    except psutil.NoSuchProcess:
+        return -1.0
+
+
+class Local(Events):
+    """The :class:`~uneven.runtime.jobs.executor.Place` of this machine. No device is ever lost, and processes share
+    them."""
+
+    address = "127.0.0.1"
+    shares_memory = shares_devices = True
+    room_bytes = math.inf
+
+    def __init__(self, devices: tuple[str, ...] = ("cpu",), imported: Sequence[str] = IMPORTED) -> None:
+        super().__init__()
+        self.devices = devices
+        self.cores = usable_cores()
+        self._imported = imported
+
+    def enter(self, directory: Path) -> None:
+        sweep(directory)  # temporary files of an earlier, killed run
+
+    def start(
+        self,
+        name: str,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        heard: Callable[[Any, Any], None],
+        ended: Callable[[Any], None],
+        device: int | None = None,
+    ) -> Child:
+        return Child(self, name, target, arguments, heard=heard, ended=ended, imported=self._imported)
+
+    def seat(self, device: int) -> int:
+        return 0
+
+    def nodes(self, devices: Sequence[int]) -> list[list[int]]:
+        return [list(devices)]
+
+    def gone(self) -> frozenset[int]:
+        return frozenset()
+
 
 ENGINES = ("local", "ray")
 

@@ -3,7 +3,7 @@
 ::
 
     ==================  ==============================  =====================================================
-    property            local_executor.py               ray.py
+    property            engines.py                      ray.py
     ==================  ==============================  =====================================================
     a process           forked, connected by a pipe     an actor; calls of its methods carry the messages
     a device            a GPU, or a slot of a core      a placement group

@@ -3,7 +3,7 @@ until SIGTERM."""
 
 from functools import partial
 
-from uneven.runtime.messages.program import run_shard
+from uneven.runtime.messages.process import run_shard
 from uneven.runtime.parameter_server.shard_host import serve
 
 if __name__ == "__main__":

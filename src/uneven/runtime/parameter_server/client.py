@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -413,3 +414,23 @@ class Reply:
     def newest(self) -> int:
         """The newest step whose mean is complete on all shards. Only after :meth:`result` of a mean."""
         return min(answer.extra for answer in self.answers.values())
+
+
+class SiteNews(NamedTuple):
+    """The progress of the other members."""
+
+    clock: int  # the least one among those in the earliest current epoch
+    epochs: int  # 1 + that epoch; 0 if all others wait in a meeting or have left
+    left: bool  # True if all have
+
+
+class ClockFollower(Client):
+    """A client with rank ``known.FOLLOWER``. The other members also wait for its clock, which its pushes advance."""
+
+    def follow(self, clock: int, epochs: int, into: Array) -> SiteNews:
+        """Wait until the others' clock reaches ``clock``, or their epoch differs from ``epochs``, as last reported.
+        ``into``, shape (size,), receives the copy. Errors as of :meth:`Client.pull`."""
+        reply = self._start(Kind.FOLLOW, clock, self.timeout_s, dict.fromkeys(self._used, ()), extra=epochs)
+        (answer,) = reply.into([into]).answers.values()
+        left = not any(one.here for one in answer.entries if one.rank != self.rank)
+        return SiteNews(answer.clock, answer.extra, left)

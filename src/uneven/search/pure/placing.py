@@ -8,15 +8,61 @@ trial waits for it. If trials may have several devices, devices that no trial wa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 from uneven.errors import ConfigError
+from uneven.fleet.pure.planning.allocate import Closeness, create_flotilla
 from uneven.fleet.pure.planning.rates import Rates
+from uneven.search.pure.core import SearchCore
 from uneven.search.pure.paces import Paces
-from uneven.search.pure.planning import Plan, flotilla_of_all, one_each
+from uneven.search.pure.trial_records import TrialRecord
+
+Placement = tuple[tuple[str, int], ...]
+"""The trials in the order in which they were chosen, and their numbers of devices."""
+
+Plan = Callable[[Sequence[str], Rates, int], Placement]
+"""Waiting trials, samples/s of each on 1, 2, … devices, and the number of free devices → running trials."""
+
+
+# δ as a share of the fastest rate: any rate fits. Shared samples stay in a cache, so no trial slows another down.
+ANY_PACE = 1.0
+
+
+def one_each(candidates: Sequence[str], rates: Rates, devices: int) -> Placement:
+    """Return the first candidates with one device each. Raises `ConfigError` if ``devices`` is negative."""
+    if devices < 0:
+        raise ConfigError(f"{devices} devices: give zero or more")
+    return tuple((name, 1) for name in candidates[:devices])
+
+
+def flotilla(candidates: Sequence[str], rates: Rates, devices: int, *, closeness: Closeness | None = None) -> Placement:
+    """Return a group of trials of nearly equal speed, each with the number of devices for it: FLEET's Algorithm 2.
+
+    Raises `ConfigError` if ``devices`` is negative or a trial waits twice, and `UnknownNameError` if one has no rates.
+    """
+    return tuple(create_flotilla(rates, candidates, devices, closeness=closeness).members.items())
+
+
+def flotilla_of_all(candidates: Sequence[str], rates: Rates, devices: int, *, least_gain: float = 0.0) -> Placement:
+    """Return a group in which every trial has a device, or the first candidates if there are more trials than devices.
+
+    A left-over device is used only if a trial gets faster by at least the share `least_gain`. Raises as
+    :func:`flotilla`.
+    """
+    rule = Closeness(delta_share=ANY_PACE, least_gain=least_gain)
+    alone: list[str] = []
+    while True:
+        # A trial for which too few devices are left keeps one, and the other trials share the rest.
+        others = [name for name in candidates[:devices] if name not in alone]
+        placed = flotilla(others, rates, devices - len(alone), closeness=rule) if others else ()
+        left_out = [name for name in others if name not in dict(placed)]
+        if not left_out:
+            return (*placed, *((name, 1) for name in alone))
+        alone += left_out
+
 
 LEAST_GAIN = 0.15  # least gain for a move, because the trial has to load its checkpoint there
 
@@ -112,3 +158,76 @@ class Placer:
 
     def _unit_s(self, trial: int, devices: tuple[int, ...]) -> float:
         return self.paces.unit_s(trial, *devices) if devices else math.inf
+
+
+Running = Mapping[int, tuple[int, ...]]  # trial → its devices
+Left = Callable[[int], float]  # trial → estimated seconds until it is done
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """The assignment of trials to devices."""
+
+    core: SearchCore
+    placer: Placer
+    devices: int  # number of devices
+    held: list[TrialRecord] = field(default_factory=list)  # trials that the core has started and that wait for a device
+
+    def starts(
+        self, running: Running, left_s: Left, unsettled: Callable[[TrialRecord], bool]
+    ) -> Iterator[tuple[TrialRecord, tuple[int, ...]]]:
+        """Yield the trials that start now, with their devices.
+
+        At most one trial is held for each busy device, and only for a faster one. `unsettled` returns whether the state
+        that a trial starts with is still being written.
+        """
+        free, busy_s = self._free(running), self._busy_s(running, left_s)
+        waiting, self.held = self.held, []
+        here = set(running)
+        while free:
+            one = waiting.pop(0) if waiting else self.core.start()
+            if one is None:
+                break
+            if unsettled(one):
+                self.held.append(one)
+                continue
+            # Held trials count too, because they will need devices soon.
+            others = here | {other.number for other in (*waiting, *self.held)}
+            devices = self.placer.devices_for(one.number, free, busy_s, share=self._share(one.number, others))
+            if not free.keys() >= set(devices):
+                for device in devices:
+                    del busy_s[device]  # reserved for this trial, so no other may wait for it
+                self.held.append(one)
+                continue
+            here.add(one.number)
+            for device in devices:
+                del free[device]
+            yield one, devices
+        self.held += waiting
+
+    def goes_on(self, trial: int, running: Running, left_s: Left) -> tuple[int, ...]:
+        """Return the devices on which a trial continues after a report; it waits if another trial has them."""
+        here = running[trial]
+        # Waiting trials come first: this one takes no other device while one waits.
+        if len(here) == 1 and (self.held or self.core.starts_more):
+            return here
+        busy_s = self._busy_s({other: devices for other, devices in running.items() if other != trial}, left_s)
+        others = {*running, *(one.number for one in self.held)} - {trial}
+        return self.placer.devices_for(trial, self._free(running), busy_s, here, self._share(trial, others))
+
+    def _share(self, trial: int, others: set[int]) -> int:
+        """Return how many devices a trial should have; several only if no other trial would start on them."""
+        if not self.placer.shares_out or self.core.starts_more:
+            return 1
+        return self.placer.share(trial, others, self.devices)
+
+    def _free(self, running: Running) -> dict[int, None]:
+        taken = {device for devices in running.values() for device in devices}
+        return {device: None for device in range(self.devices) if device not in taken}
+
+    def _busy_s(self, running: Running, left_s: Left) -> dict[int, float]:
+        """Return the seconds until each busy device is free."""
+        # The estimates cost more than all else here, so they are only made if the placer uses them.
+        if not self.placer.looks:
+            return {}
+        return {device: left_s(trial) for trial, devices in running.items() for device in devices}

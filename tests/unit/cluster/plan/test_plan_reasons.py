@@ -10,7 +10,7 @@ from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.cluster.pure.plan import Choice, CombinationResult, Plan, TrainingOutcome, findings, ranked, reason
 from uneven.cluster.pure.plan import played as figures_of
-from uneven.cluster.pure.plan.bottleneck import bottleneck
+from uneven.cluster.pure.plan.reasons import bottleneck
 from uneven.cluster.pure.simulate import Scenario
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine

@@ -9,8 +9,7 @@ from test_exchanges import Heard
 from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import Trace, steady
 from uneven.errors import ConfigError, TrainingError
-from uneven.journal.pure.goodput import goodput
-from uneven.journal.pure.metrics import Join
+from uneven.journal.pure.metrics import Join, goodput
 from uneven.policy.core.records import MembershipRecord
 from uneven.policy.sync import policies
 

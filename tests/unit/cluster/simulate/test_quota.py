@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uneven.cluster.pure.simulate.quota import Quota
+from uneven.cluster.pure.simulate.compute import Quota
 from uneven.errors import ConfigError
 
 MS = 1e-3

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uneven.cluster.pure.describe.cluster_events import Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, SiteLink, steady
-from uneven.cluster.virtual.sent import key_of
+from uneven.cluster.virtual.copies import key_of
 from uneven.policy.core.actions import Add, Exchange
 from uneven.policy.core.records import StepRecord
 

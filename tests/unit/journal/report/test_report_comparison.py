@@ -11,8 +11,7 @@ from uneven.cli import main
 from uneven.errors import JournalError
 from uneven.journal.pure.metrics import Iteration, Timing
 from uneven.journal.report import comparison, html
-from uneven.journal.report.page import Page
-from uneven.journal.report.plotly_code import BESIDE
+from uneven.journal.report.page import BESIDE, Page
 from uneven.journal.report.pure.chart_series import moving_limit
 from uneven.journal.report.pure.draw import layout, line
 

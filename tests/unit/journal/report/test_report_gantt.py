@@ -1,6 +1,6 @@
 """The picture of a plan: every stretch on every device, what computed, and names where there is room."""
 
-from uneven.journal.report.pure.gantt import Span, gantt
+from uneven.journal.report.pure.figures import Span, gantt
 
 SPANS = [
     Span("a", (0, 1, 2), 0.0, 40.0, 0.5),

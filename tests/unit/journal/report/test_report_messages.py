@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from uneven.journal import Writer, rank_path
-from uneven.journal.pure.events import END
-from uneven.journal.pure.messages import Messages
+from uneven.journal.pure.messages import END, Messages
 from uneven.journal.report.console import Console
 from uneven.journal.report.html import report
 from uneven.journal.report.pure.live_state import RunProgress

@@ -10,7 +10,7 @@ from sample_runs import SampleRun
 
 from uneven.cluster.pure.describe.cluster_events import Do
 from uneven.journal import Writer, rank_path, read
-from uneven.journal.pure.events import CLUSTER
+from uneven.journal.pure.messages import CLUSTER
 from uneven.journal.report import html
 from uneven.journal.report.pure import changes, figures, snapshot
 from uneven.journal.report.pure.chart_series import RunData, run_data

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.balance import Balancer, Even, Hysteresis, LbBsp, PresumeEqual, Proportional, Static, balancers
-from uneven.policy.balance.hysteresis import chance_gain, iteration_s
+from uneven.policy.balance.balancer import chance_gain, iteration_s
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven.policy.predict import predictors
 

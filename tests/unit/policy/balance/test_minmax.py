@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.policy.balance._fitting import Curve
-from uneven.policy.balance._minmax import earliest_end
+from uneven.policy.balance.analytic import earliest_end
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.exact import column
 from uneven.policy.core.views import Limits

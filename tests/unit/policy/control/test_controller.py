@@ -23,7 +23,7 @@ from uneven.policy.control import (
     Report,
     ReportTable,
 )  # fmt: skip
-from uneven.policy.control.loopback import Told
+from uneven.policy.control.controller import Told
 from uneven.policy.core.records import SplitRecord
 from uneven.policy.core.views import Limits, Observation
 from uneven.policy.predict import predictors

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from uneven.policy.control.change import ChangeDetector
-from uneven.policy.control.forecast import Forecaster
+from uneven.policy.control.forecast import ChangeDetector, Forecaster
 from uneven.policy.core.views import Observation
 from uneven.policy.predict import EMA
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from uneven.policy.control.referee import Complaint, Referee
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.control.table import ReportTable
 from uneven.policy.core.views import Observation
 

@@ -10,7 +10,7 @@ import pytest
 
 from uneven.policy.balance import LbBsp
 from uneven.policy.control import Controller, Decider, Forecaster
-from uneven.policy.control.loopback import Loopback
+from uneven.policy.control.controller import Loopback
 from uneven.policy.core.records import SplitRecord
 from uneven.policy.core.views import Limits, Observation
 from uneven.policy.predict import predictors

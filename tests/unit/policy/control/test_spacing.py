@@ -7,7 +7,7 @@ import pytest
 from uneven.policy.balance import balancers
 from uneven.policy.control.decider import Decider
 from uneven.policy.control.report_interval import Gap, Spacing
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.control.table import ReportTable
 from uneven.policy.core.views import Limits
 

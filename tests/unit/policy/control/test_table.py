@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from uneven.policy.control.referee import Referee
 from uneven.policy.control.report_interval import Spacing
-from uneven.policy.control.reports import Report
+from uneven.policy.control.reporter import Report
 from uneven.policy.control.table import ReportTable
 
 WORKERS = 3

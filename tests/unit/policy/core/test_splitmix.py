@@ -6,7 +6,7 @@ import numpy as np
 
 from uneven.embedding.pure.dynamic_ids import begin_by_id, bucket
 from uneven.graph.pure.edge_list import EdgeList, chance
-from uneven.policy.core.splitmix import splitmix64
+from uneven.policy.core.exact import splitmix64
 from uneven.policy.samples.keyed_order import KeyedDraws, KeyedOrder
 
 IDS = np.array([0, 1, -1, 2**62, -(2**63), 1234567])

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.weighted_sums import apart, average, contribution, mean_square_root, resting_in
+from uneven.run.replicas.flat import Flat, apart, average, contribution, mean_square_root, resting_in
 
 
 def some() -> list[nn.Parameter]:

@@ -9,8 +9,7 @@ from shown import show
 from uneven.errors import ConfigError
 from uneven.policy.predict import ARIMA, EMA, predictors
 from uneven.policy.predict._past import SPEED
-from uneven.policy.predict.arima import Arima
-from uneven.policy.predict.arma import errors, fit
+from uneven.policy.predict.arima import Arima, errors, fit
 
 
 def arma(ar: list[float], ma: list[float], n: int, seed: int = 0) -> np.ndarray:

@@ -14,8 +14,8 @@ from shown import show
 from uneven.errors import ConfigError
 from uneven.policy.core.views import Observation
 from uneven.policy.predict import EMA, NARX, predictors
-from uneven.policy.predict._narx_net import NarxNet
 from uneven.policy.predict._past import Past
+from uneven.policy.predict.narx import NarxNet
 
 
 def loads(n: int, seed: int, noise: float = 0.01) -> tuple[list[float], list[float]]:

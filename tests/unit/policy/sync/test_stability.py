@@ -6,7 +6,7 @@ import pytest
 
 from uneven.errors import ConfigError
 from uneven.policy.sync import check_momentum, policies
-from uneven.policy.sync.stability import check_lead, stable_rate
+from uneven.policy.sync.compatibility import check_lead, stable_rate
 
 
 @pytest.mark.parametrize(

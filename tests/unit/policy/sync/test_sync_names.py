@@ -27,7 +27,7 @@ from uneven.policy.core.actions import (
     Wait,
 )
 from uneven.policy.core.views import SyncView
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync import (
     BSP,
     MA,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from uneven.run.lines.abortable_group import alone
-from uneven.run.lines.contribution import _STRETCH, Contribution
+from uneven.run.lines.communicator import _STRETCH, Contribution
 
 BEYOND = _STRETCH + 3
 """Longer than one stretch, and not a whole number of them."""

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import PeerError
-from uneven.run.lines.rendezvous import MeetingPlace
+from uneven.run.lines.in_process_rendezvous import MeetingPlace
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.start.connect import _OwnGroup
 from uneven.runtime.world import World

@@ -17,9 +17,8 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.run.measure.machine_load import LoadMeter
-from uneven.run.measure.measure_profile import take_profile
+from uneven.run.measure.measure_profile import take_profile, untouched
 from uneven.run.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
-from uneven.run.measure.untouched import untouched
 from uneven_bench.forked.scripts import run_script
 
 

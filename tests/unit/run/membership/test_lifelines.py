@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
 
-from uneven.run.membership.connections import PeerConnections
-from uneven.run.membership.failure_detector import FailureDetector
+from uneven.run.membership.failure_detector import FailureDetector, PeerConnections
 from uneven.runtime.membership_board import DEAD, NEWS, Board
 
 

@@ -21,12 +21,11 @@ from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.core.views import SyncView
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
-from uneven.run.replicas.announced_merges import announce
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.peer_aggregator import PeerAggregator, PeerLines
-from uneven.run.replicas.replica import Replica
+from uneven.run.replicas.replica import Replica, announce
 from uneven.run.replicas.replica_sync import ReplicaSync
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 
 class Nobody:

@@ -15,9 +15,9 @@ from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Sel
 from uneven.policy.core.membership import Members
 from uneven.policy.select import pack, unpack
 from uneven.policy.select.picked import Picked
-from uneven.run.lines.all_to_all import Pieces
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.control_words import JOIN_PENDING, LEAVING, NONE
+from uneven.run.lines.group_lines import Pieces
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.sparse.elastic_entries import ElasticEntries

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync import SyncPolicy
-from uneven.run.replicas.announced_merges import announce
-from uneven.run.replicas.replica import Replica
+from uneven.run.replicas.replica import Replica, announce
 
 NEAR = Exchange(payload=Payload.DELTA, members=(0, 1), merge=OuterMovement(0.5, 1.0), moment=Moment.STEP)
 FAR = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.0), moment=Moment.STEP)

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from uneven.run.replicas.overhead import OverheadBudget
+from uneven.run.replicas.background_thread import OverheadBudget
 
 STEP_S, EXCHANGE_S = 0.02, 0.3
 

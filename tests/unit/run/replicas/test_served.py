@@ -22,13 +22,13 @@ from uneven.policy.core.actions import Combined, Exchange, Moment, Payload, Step
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge import Kept, Merge
-from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import Evaluated, SyncPolicy, policies
 from uneven.run.replicas.server.outer_round import check_shards
 from uneven.run.samples.async_sampling.leased_samples import NoLeases
 from uneven.runtime.parameter_server.client import Client, Reply
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 N, X = 22, 4
 

@@ -16,7 +16,7 @@ from uneven.policy.samples.supply import SamplesWanted
 from uneven.run.replicas.server import locate
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
 from uneven.runtime.parameter_server import Client, ShardHost, ZmqLine
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 Begin = Callable[[str], Worker]
 STEPS = -(-N // X)  # of an epoch

@@ -16,8 +16,8 @@ from uneven import journal
 from uneven.errors import TrainingError
 from uneven.policy.core.records import StepRecord
 from uneven.run.replicas.replica_sync import ReplicaSync
-from uneven.run.start.run_state import unpack
-from uneven.testing.inside import inside
+from uneven.run.step.checkpoint import unpack
+from uneven_bench.inside import inside
 
 SAMPLES, BATCH = 48, 2
 STEPS = SAMPLES // BATCH

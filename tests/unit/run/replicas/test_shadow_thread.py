@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 from uneven.errors import PeerError, TrainingError
-from uneven.run.replicas.background_thread import BackgroundThread
-from uneven.run.replicas.overhead import OverheadBudget
+from uneven.run.replicas.background_thread import BackgroundThread, OverheadBudget
 
 
 class Worker:

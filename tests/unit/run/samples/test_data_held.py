@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from uneven.policy.samples.order import Portion
-from uneven.policy.samples.requeued import RequeuedSamples
-from uneven.policy.samples.unmerged import UnmergedSteps
+from uneven.policy.samples.requeued import RequeuedSamples, UnmergedSteps
 
 FOUR = (0, 1, 2, 3)
 ROWS, COLUMNS = ((0, 1), (2, 3)), ((0, 2), (1, 3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.policy.samples.order import Portion
-from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
+from uneven.run.samples.async_sampling.leased_samples import BatchInHand
 
 
 def test_each_batch_is_noted_once_and_again_where_it_comes_again() -> None:

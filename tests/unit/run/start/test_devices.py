@@ -2,7 +2,7 @@
 
 import pytest
 
-from uneven.run.start.model_device import backend_for
+from uneven.run.start.connect import backend_for
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from uneven.journal import read
 from uneven.policy.core.records import EventRecord, ExchangeRecord, StepRecord
 from uneven.run.threads.batch_queue import Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
-from uneven.testing.inside import inside
+from uneven_bench.inside import inside
 
 N, X = 50, 12  # four full batches and a last one of 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -16,8 +16,8 @@ import pytest
 import jobs_functions as functions
 from uneven.errors import ConfigError
 from uneven.runtime.jobs import Ending, How, call, end_all
+from uneven.runtime.jobs.engines import Local
 from uneven.runtime.jobs.executor import Linked
-from uneven.runtime.jobs.local_executor import Local
 from uneven.runtime.jobs.processes import import_path
 
 
@@ -125,7 +125,7 @@ def test_nothing_is_left_when_the_program_is_killed_that_started_it(does: str, t
     script = tmp_path / "starts.py"
     script.write_text(
         "import jobs_functions as functions\n"
-        "from uneven.runtime.jobs.local_executor import Local\n"
+        "from uneven.runtime.jobs.engines import Local\n"
         "if __name__ == '__main__':\n"
         "    place = Local(imported=())\n"
         "    say = lambda _, what: print(*what[1:], flush=True)\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.runtime.jobs.tmp_cleanup import NOTE, sweep
+from uneven.runtime.jobs.engines import NOTE, sweep
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from uneven.cluster.pure.describe.cluster_events import Do, Event
-from uneven.cluster.pure.describe.curves import Measured, Saturating
-from uneven.cluster.pure.describe.trace import Trace, steady
+from uneven.cluster.pure.describe.trace import Measured, Saturating, Trace, steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine, Cost
 from uneven.policy.core.tables import convert, hints, integer, items, known, located, number, required, table, text

@@ -13,17 +13,107 @@ from dataclasses import dataclass, field
 from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS, disorder
 from uneven.cluster.pure.describe.cluster_events import Do as Do
 from uneven.cluster.pure.describe.cluster_events import Event as Event
-from uneven.cluster.pure.describe.curves import Measured as Measured
-from uneven.cluster.pure.describe.curves import Saturating as Saturating
-from uneven.cluster.pure.describe.curves import check_cost
-from uneven.cluster.pure.describe.preconditioner import Preconditioning as Preconditioning
-from uneven.cluster.pure.describe.spec_checks import POSITIVE, Amount, Count, Positive, Several, Time, bounded, once
-from uneven.cluster.pure.describe.table_work import TableWork as TableWork
+from uneven.cluster.pure.describe.spec_checks import (
+    POSITIVE,
+    Amount,
+    Count,
+    Positive,
+    PositiveTime,
+    Several,
+    Time,
+    bounded,
+    once,
+)
+from uneven.cluster.pure.describe.trace import Measured as Measured
+from uneven.cluster.pure.describe.trace import Saturating as Saturating
 from uneven.cluster.pure.describe.trace import Trace as Trace
+from uneven.cluster.pure.describe.trace import check_cost
 from uneven.cluster.pure.describe.trace import steady as steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine, Cost
 from uneven.policy.core.tables import check
+
+LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' processors", "servers' links")
+"""The possible bottlenecks of trainers with tables on servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableWork:
+    """Embedding tables on servers; for ``uneven plan`` and ``uneven simulate``."""
+
+    features: Count = 0  # bags of each sample; 0 is a model without tables
+    ids: Amount = 0.0  # looked up per sample; 0 is one for each feature
+    dim: Several = 16  # numbers in a row
+    number_bytes: Several = 4  # 4, or 2 if numbers travel as bfloat16
+    server_core_s: PositiveTime = 5e-6  # server time per sample, both ways, of all tables; divided among the servers
+    message_core_s: Time = 2e-4  # server time per lookup with its gradient, independent of size
+    server_cores: Positive = 1.0  # of each server
+    server_bit_per_s: Amount = 0.0  # of its link, each way; 0 is unlimited
+    server_latency_s: Time = 0.0  # one way, between it and the switch
+
+    def __post_init__(self) -> None:
+        check(self, "tables: ")
+
+    def message_s(self, batch: float, servers: int) -> float:
+        """Return the seconds of one of ``servers`` for a lookup of ``batch`` samples and its gradient."""
+        return (self.message_core_s + batch * self.server_core_s / servers) / self.server_cores
+
+    @property
+    def up_bytes(self) -> float:
+        """The bytes per sample from a trainer: the ids twice (lookup and gradient), and one row for each bag."""
+        return 8 * (self.ids or self.features) + self.features * self.dim * self.number_bytes
+
+    @property
+    def down_bytes(self) -> float:
+        """The bytes per sample to a trainer."""
+        return float(self.features * self.dim * self.number_bytes)
+
+    def link_s(self, samples: float, up_bit_per_s: float | None, down_bit_per_s: float | None) -> tuple[float, float]:
+        """Return a link's seconds, up and down, for a lookup and its gradient; rates of 0 and None are unlimited."""
+        ways = (self.up_bytes, up_bit_per_s), (self.down_bytes, down_bit_per_s)
+        up_s, down_s = (8 * samples * moved / rate if rate else 0.0 for moved, rate in ways)
+        return up_s, down_s
+
+
+KINDS = ("kfac", "soap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preconditioning:
+    """A preconditioner; ``KFAC.describe()`` writes one after a real run."""
+
+    # sides of the two square matrices of each layer: inputs (+ 1 with a bias) and outputs
+    layers: tuple[tuple[int, ...], ...]
+    # "kfac", whose sums travel to owners, or "soap", which computes its matrices from averaged gradients
+    kind: str = "kfac"
+    # factor_period, refresh_period: steps between updates; the second is a multiple of the first
+    factor_period: int = 1
+    refresh_period: int = 10
+    # f, the part of the workers that hold a layer's bases and transform its gradient; at most 1 / P is one worker
+    share: float = 1.0
+    place: str = "speed"  # rule for owners: "speed", "compute", "memory" or "round-robin"
+    turns: Positive = 4.0  # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses
+    # cost units that a core computes per second; a decomposition costs 9 n³, a gradient turns · a g (a + g)
+    cost_per_s: Positive = 2e10
+    factor_core_s: Time = 0.0  # core-seconds per sample in a step that updates factors
+
+    def __post_init__(self) -> None:
+        if not self.layers or any(len(one) != 2 or min(one) < 1 for one in self.layers):
+            raise ConfigError(
+                "preconditioner: layers must be a list of pairs of sides, as [[785, 512], [513, 10]]: of inputs, and "
+                "one more where there is a bias, and of outputs"
+            )
+        if self.kind not in KINDS:
+            raise ConfigError(f"preconditioner: kind = {self.kind!r} is none of {', '.join(map(repr, KINDS))}")
+        if self.factor_period < 1 or self.refresh_period < 1 or self.refresh_period % self.factor_period:
+            raise ConfigError(
+                f"preconditioner: factor_period = {self.factor_period} and refresh_period = {self.refresh_period} must "
+                f"be at least 1, and the second a multiple of the first"
+            )
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"preconditioner: share = {self.share!r}: give a number above 0 up to 1")
+        check(self, "preconditioner: ")
+
 
 MOST_BUCKETS = 100_000
 """The largest number of gradient buckets, each a separate transfer. With DDP's 25 MiB they hold 2.6 TB."""

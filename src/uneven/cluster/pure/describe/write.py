@@ -8,9 +8,8 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from uneven.cluster.pure.describe.curves import Measured, Saturating
 from uneven.cluster.pure.describe.spec import ClusterSpec, Event, Node, Preconditioning, SiteLink, TableWork, Workload
-from uneven.cluster.pure.describe.trace import Trace, steady
+from uneven.cluster.pure.describe.trace import Measured, Saturating, Trace, steady
 from uneven.errors import ConfigError
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.tables import quoted

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uneven.cluster.pure.describe.spec import ClusterSpec, Node
-from uneven.cluster.pure.describe.table_work import LIMITS
+from uneven.cluster.pure.describe.spec import LIMITS, ClusterSpec, Node
 
 MOST_SERVERS, MOST_AHEAD = 64, 8
 _ENOUGH = 0.98  # of the maximum: then fewer servers or batches ahead are enough [default]

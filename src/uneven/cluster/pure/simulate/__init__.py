@@ -6,13 +6,18 @@ run.
 """
 
 from uneven.cluster.pure.simulate.arithmetic import Arithmetic
-from uneven.cluster.pure.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
+from uneven.cluster.pure.simulate.costs import (
+    RecordedCosts,
+    costs_from_journal,
+    described,
+    recorded_shares,
+    with_costs,
+    with_recorded_speeds,
+)
 from uneven.cluster.pure.simulate.preconditioning import OwnOutcome
-from uneven.cluster.pure.simulate.sample_stream import streamed
-from uneven.cluster.pure.simulate.speeds import recorded_shares, with_recorded_speeds
 from uneven.cluster.pure.simulate.table_servers import TableOutcome, TableServers
 from uneven.cluster.pure.simulate.tally import Outcome, WorkerOutcome
-from uneven.cluster.pure.simulate.virtual_world import Scenario, Sink, simulate
+from uneven.cluster.pure.simulate.virtual_world import Scenario, Sink, simulate, streamed
 
 __all__ = [
     "Arithmetic",

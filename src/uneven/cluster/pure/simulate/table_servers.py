@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from uneven.cluster.pure.describe.spec import ClusterSpec
-from uneven.cluster.pure.describe.table_work import LIMITS
+from uneven.cluster.pure.describe.spec import LIMITS, ClusterSpec
 from uneven.errors import ConfigError
 
 _BUSY = 0.95  # part of the time from which a busy resource is the limit

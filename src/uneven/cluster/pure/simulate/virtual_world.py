@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
@@ -11,7 +11,6 @@ from uneven.cluster.pure.simulate.arithmetic import Arithmetic
 from uneven.cluster.pure.simulate.compute import Jitter, Processor
 from uneven.cluster.pure.simulate.event_queue import LAST_S, EventQueue
 from uneven.cluster.pure.simulate.faults import Faults
-from uneven.cluster.pure.simulate.line_book import LineBook
 from uneven.cluster.pure.simulate.links import Network
 from uneven.cluster.pure.simulate.members import MemberHistory
 from uneven.cluster.pure.simulate.preconditioning import preconditioner_of
@@ -24,15 +23,51 @@ from uneven.cluster.pure.simulate.tally import Outcome, Tally
 from uneven.cluster.pure.simulate.virtual_exchanges import VirtualExchanges
 from uneven.cluster.pure.simulate.virtual_worker import Machine, Worker
 from uneven.errors import ConfigError, TrainingError
-from uneven.journal.pure.events import END, PLAN, plan_message
+from uneven.journal.pure.messages import END, PLAN, plan_message
 from uneven.policy.balance.balancer import Balancer
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.membership import Generation, told
 from uneven.policy.core.pace import PACE
-from uneven.policy.core.records import EventRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
+from uneven.policy.core.records import (
+    EventRecord,
+    LineRecord,
+    MembershipRecord,
+    Record,
+    RunRecord,
+    SplitRecord,
+    StepRecord,
+)
 from uneven.policy.core.registry import describe
 from uneven.policy.core.tables import shown
-from uneven.policy.sync import SyncPolicy
+from uneven.policy.sync import Pace, SyncPolicy
+
+
+class LineBook:
+    """Bytes and transfers on each link between sites since the last record; a transfer counts when it starts."""
+
+    def __init__(self, topology: Topology, network: Network) -> None:
+        self._network = network
+        self._lines = topology.lines
+        self._speaker = {site: topology.sites.index(site) for site in topology.sites}
+        self._told = dict.fromkeys(topology.lines, (0, 0))
+
+    def records(self, iteration: int, at_s: float) -> Iterator[LineRecord]:
+        """Yield a record for each link with transfers since the last call, as of the first node of its first site."""
+        for ends, link in self._lines.items():
+            now = int(self._network.carried[link]), round(float(self._network.carried_bytes[link]))
+            before = self._told[ends]
+            if now != before:
+                self._told[ends] = now
+                yield LineRecord(
+                    rank=self._speaker[ends[0]],
+                    iteration=iteration,
+                    at_s=at_s,
+                    line=f"{ends[0]} to {ends[1]}",
+                    exchanges=now[0] - before[0],
+                    sent_bytes=now[1] - before[1],
+                    waited_s=0.0,
+                )
+
 
 Sink = Callable[[Record], None]
 
@@ -55,7 +90,6 @@ class Scenario:
     seed: int = 0  # of the jitter, and of the phase of each node's quota
     lookahead: int = 0  # iterations that the loaders draw ahead, see :class:`~uneven.policy.control.Decider`
     budget: float = 0.005  # as in a run, although measuring and deciding take no time here
-    # rank → seconds of its own side with the whole node; by default the workload's
     # rank → seconds of its own side of an exchange with the whole node; by default the workload's
     exchange_s: Mapping[int, float] = field(default_factory=dict)
     # whether an exchange in the background delays the computing, as under a limit to a share of a core
@@ -305,3 +339,14 @@ def _machine(scenario: Scenario, rank: int) -> Machine:
 
 def _nowhere(record: Record) -> None:
     del record
+
+
+def streamed(scenario: Scenario) -> Scenario:
+    """Return the scenario with an equal number of samples under every policy, as comparisons need."""
+    facts = scenario.policy.facts
+    if facts is None or facts.pace not in (Pace.OWN, Pace.BOUNDED) or scenario.samples is not None:
+        return scenario
+    # Asynchronous workers share one order with the samples of BSP in the same iterations; the iterations only bound
+    # them.
+    total = scenario.iterations * scenario.spec.workload.global_batch
+    return replace(scenario, samples=total, iterations=scenario.iterations * len(scenario.spec.nodes))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from uneven.journal.pure.events import CLUSTER
+from uneven.journal.pure.messages import CLUSTER
 from uneven.journal.report.pure import draw
 from uneven.journal.report.pure.chart_series import Column, RunData, WorkerSeries, stretches, worker_series
 from uneven.journal.report.pure.draw import LINES_UP_TO, Figure, colour, time_unit

@@ -9,9 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from uneven.journal.pure.apart import Places
-from uneven.journal.pure.events import END, PLAN
 from uneven.journal.pure.member_changes import LEFT, MemberChanges
-from uneven.journal.pure.messages import Messages
+from uneven.journal.pure.messages import END, PLAN, Messages
 from uneven.journal.pure.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.pure.summary import Summary, summarize

@@ -58,11 +58,11 @@ def layout(y_title: str, *, x_title: str = "iteration", height: int = 320) -> Fi
     }
 
 
-def panels(count: int, *, low_px: int = 125) -> tuple[Figure, int]:
+def panels(count: int) -> tuple[Figure, int]:
     """Return the layout of ``count`` small pictures, and their number of columns; add captions to its annotations."""
     columns = 1 if count <= 2 else 2 if count <= 8 else 4
     rows = math.ceil(count / columns)
-    found = captioned(layout("", height=max(260, 70 + rows * (190 if columns < 4 else low_px))))
+    found = captioned(layout("", height=max(260, 70 + rows * (190 if columns < 4 else 125))))
     found["grid"] = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35, "xgap": 0.12}
     found["annotations"] = []
     return found, columns

@@ -6,10 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.journal.pure.events import END, planned_iterations
 from uneven.journal.pure.exchanges import Exchanged
 from uneven.journal.pure.member_changes import LEFT, MemberChanges
-from uneven.journal.pure.messages import Messages
+from uneven.journal.pure.messages import END, Messages, planned_iterations
 from uneven.journal.pure.metrics import NAN, Iteration, Join
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.pure.summary import Summary, Totals, summarize

@@ -13,7 +13,7 @@ from pathlib import Path
 from uneven.errors import ConfigError
 from uneven.run.lines.transport import Transport
 from uneven.run.replicas.server.site_bridge import BetweenSites
-from uneven.run.samples.async_sampling.shutdown import ShutdownHandshake
+from uneven.run.samples.async_sampling.evaluation_barrier import ShutdownHandshake
 from uneven.run.start.connect import compare
 from uneven.runtime.messages.keys import SERVER, client_keys, shards_in
 from uneven.runtime.messages.peer_messages import own_address

@@ -12,10 +12,12 @@ replica before the next one:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from uneven.errors import CheckpointError, NonFiniteError
@@ -26,17 +28,16 @@ from uneven.policy.core.membership import Members
 from uneven.policy.core.plain import Misfit, loading, read
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy, refused
+from uneven.run.lines.communicator import RoundPlace, VectorLine
 from uneven.run.replicas.aggregator import Aggregator, Place
 from uneven.run.replicas.background_thread import BackgroundThread
+from uneven.run.replicas.merge_state import same_policy
 from uneven.run.replicas.replica import ExchangeResult, Replica
-from uneven.run.replicas.saved_parts import same_policy
 from uneven.run.replicas.server.client_copy import OuterStep, ServerParameters, Values
 from uneven.run.replicas.server.locate import ServerLocation
 from uneven.run.replicas.server.outer_round import check_served_step
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
-from uneven.run.samples.async_sampling.leased_samples import LeasedSamples, NoLeases
-from uneven.run.samples.async_sampling.shared import OwnPace
-from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
+from uneven.run.samples.async_sampling.leased_samples import BatchInHand, LeasedSamples, NoLeases, OwnPace
 from uneven.runtime.parameter_server import Reply
 
 CENTRE, VELOCITY = "centre", "velocity"
@@ -266,3 +267,45 @@ class ServerAggregator(Aggregator):
         if VELOCITY in self._names:
             self.copy.velocity = values(VELOCITY)
         return numbers, numbers.get("rates", {})
+
+
+class SiteAggregator(ServerAggregator):
+    """One worker's part; its own steps go only through the server of its site.
+
+    The model to evaluate is the mean of the sites' copies, weighted by their numbers of workers.
+    """
+
+    def __init__(self, *rest: Any, parties: Sequence[Members], mean_by: VectorLine, **named: Any) -> None:
+        super().__init__(*rest, **named)
+        self._parties = tuple(parties)
+        self._mean_by = mean_by
+
+    def follow(self, part: Portion, plan: StepPlan, new_epoch: bool) -> None:
+        # At the end of an epoch and before an evaluation, no worker waits for those that have stopped; from here on
+        # all must wait for each other again.
+        if (new_epoch or self._shown is not None) and self.copy.base is not None:
+            self.copy.client.through(part.epoch)
+            self.copy.client.pull(due_of(plan)).result()
+        super().follow(part, plan, new_epoch)
+
+    def arrive(self, barrier: EvaluationBarrier) -> None:
+        super().arrive(barrier)
+        assert self._shown is not None
+        party = next(party for party in self._parties if self._own_pace.rank in party)
+        workers = sum(map(len, self._parties))
+        part = torch.from_numpy(self._shown * self._shown.dtype.type(len(party) / workers))
+        self._mean_by.total(part, RoundPlace("session.evaluated()", parties=self._parties))
+        self._shown = part.numpy()
+
+    def state(
+        self, numbers: dict[str, Any], rates: dict[str, float], *, shown: bool
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return numbers, and vectors of shape (size,): each site will start with the evaluated model, and without
+        unsent updates. Raises :class:`CheckpointError` while updates may be under way."""
+        if self.copy.begun and not shown:
+            raise CheckpointError(
+                "what other sites have to send is under way, and would be in no checkpoint: save inside "
+                "session.evaluated(), where everything has arrived"
+            )
+        saved, vectors = super().state(numbers, rates, shown=shown)
+        return {**saved, "rates": rates}, vectors

@@ -24,10 +24,10 @@ from uneven.errors import NonFiniteError, PeerError
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.select import Accumulator, Picked, pack, unpack
 from uneven.run.lines.traffic import Traffic
-from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
+from uneven.run.replicas.sparse.unsent import LineThreshold
 from uneven.runtime.messages.peer_messages import PeerMessages
+from uneven.runtime.parameter_server.client import ClockFollower, SiteNews
 from uneven.runtime.parameter_server.connection import ShardLine
-from uneven.runtime.parameter_server.follower import ClockFollower, SiteNews
 from uneven.runtime.parameter_server.pure.partition import PartitionTable
 from uneven.runtime.parameter_server.pure.roster import FOLLOWER
 from uneven.runtime.parameter_server.pure.wire import Array

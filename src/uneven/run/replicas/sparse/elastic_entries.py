@@ -8,23 +8,44 @@ So the state of a worker changes only after the second round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
-from uneven.policy.core.actions import Exchange
+from uneven.policy.core.actions import Combined, Exchange, Merge
 from uneven.policy.core.membership import Members
 from uneven.policy.select import Accumulator, pack, unpack
-from uneven.policy.select.picked import Picked
-from uneven.run.lines.all_to_all import Pieces
+from uneven.policy.select.pack import Unpacked
+from uneven.policy.select.picked import Array, Picked
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.control_words import LEAVING
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.lines.group_lines import Pieces
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.replica import ExchangeResult
-from uneven.run.replicas.sparse.outcome import outcome_of
 from uneven.run.replicas.sparse.unsent import BASE, HELD, Moved, UnsentMovement
+
+
+def outcome_of(merge: Merge, own: Array, base: Array, heard: Mapping[int, Unpacked], mine: int) -> Array:
+    """Return the replica to continue from, shape (size,); overwrites ``own``.
+
+    ``base`` is the replica after the last exchange; ``heard`` holds each party's entries by place, ``mine`` the own
+    place.
+    """
+    places = sorted(heard)  # all workers add up in the same order, so that replicas stay bit-identical
+    if merge.combined is Combined.SUM:
+        for place in places:
+            if place != mine:
+                heard[place].picked.add_to(own)
+        return own
+    weights = [merge.weight(heard[place].weight) for place in places]
+    total = sum(weights)
+    change = np.zeros_like(base)
+    for place, weight in zip(places, weights, strict=True):
+        heard[place].picked.add_to(change, weight / total if total > 0 else 1 / len(places))
+    return np.add(base, change, out=own)
 
 
 class ElasticEntries(UnsentMovement):

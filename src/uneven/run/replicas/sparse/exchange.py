@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -19,13 +19,95 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.replica import ExchangeResult
-from uneven.run.replicas.sparse.dense_sum import WholeSum
-from uneven.run.replicas.sparse.mirror_clock import MirrorClock
-from uneven.run.replicas.sparse.outcome import outcome_of
+from uneven.run.replicas.sparse.elastic_entries import outcome_of
 from uneven.run.replicas.sparse.overlay import Overlay, sparse
 from uneven.run.replicas.sparse.selective_barrier import Announcements
 from uneven.run.replicas.sparse.unsent import BASE, HELD, Moved, UnsentMovement
 from uneven.runtime.messages.peer_messages import PeerMessages
+
+
+class WholeSum:
+    """A reduce-scatter and an all-gather between speakers, 2 (K − 1) / K vectors; their order is the same on all."""
+
+    def __init__(
+        self,
+        speakers: Sequence[int],
+        rank: int,
+        send: Callable[[int, bytes], None],
+        receive: Callable[[int, int, int], Picked],
+    ) -> None:
+        self._speakers = tuple(speakers)
+        self._rank = rank
+        self._send = send
+        self._receive = receive
+
+    def of(self, own: Array, clock: int) -> Array:
+        """Return the sum over all speakers, shape (n,) like ``own`` on each of them."""
+        ends = np.linspace(0, len(own), len(self._speakers) + 1).astype(int)
+        parts = {rank: slice(low, high) for rank, low, high in zip(self._speakers, ends[:-1], ends[1:], strict=True)}
+        for rank in self._others():
+            self._send(rank, _message(own[parts[rank]], clock))
+        mine, total = parts[self._rank], np.empty_like(own)
+        heard = {rank: self._receive(rank, clock, mine.stop - mine.start).dense() for rank in self._others()}
+        heard[self._rank] = own[mine]
+        total[mine] = 0
+        for rank in self._speakers:  # in a fixed order, so that rounding does not depend on which speaker sums
+            total[mine] += heard[rank]
+        message = _message(total[mine], clock)
+        for rank in self._others():
+            self._send(rank, message)
+        for rank in self._others():
+            length = parts[rank].stop - parts[rank].start
+            total[parts[rank]] = self._receive(rank, clock, length).dense()
+        return total
+
+    def _others(self) -> list[int]:
+        return [rank for rank in self._speakers if rank != self._rank]
+
+
+def _message(values: Array, clock: int) -> bytes:
+    return pack(Picked(len(values), None, values), clock)
+
+
+class MirrorClock:
+    """The step up to which each other party's messages were received (``heard``). Each sends one message a step, in
+    order."""
+
+    def __init__(
+        self, others: Iterable[int], receive: Callable[[int], Unpacked], arrived: Callable[[int], bool]
+    ) -> None:
+        self._receive = receive
+        self._arrived = arrived
+        self.heard: dict[int, int] = dict.fromkeys(others, -1)
+        self.taken: dict[int, int] = dict.fromkeys(self.heard, 0)
+
+    def begin(self, clock: int) -> None:
+        """Start with all parties at this step, and nothing under way."""
+        self.heard = dict.fromkeys(self.heard, clock)
+
+    def take(self, due: int, barred: Mapping[int, int] | None = None) -> list[Unpacked]:
+        """Return the messages that are here, and wait for those of steps up to ``due``, and for ``barred`` of each
+        place.
+        Raises :class:`TrainingError` if another party is at another step."""
+        found = []
+        for place in self.heard:
+            least = (barred or {}).get(place, 0)  # the selective barrier may need messages before they are due
+            while self.heard[place] < due or self.taken[place] < least or self._arrived(place):
+                one = self._receive(place)
+                if one.clock != self.heard[place] + 1:
+                    raise TrainingError(
+                        f"entries of step {one.clock} came where those of step {self.heard[place] + 1} were due: all "
+                        f"ranks must run the same loop. Look for a break, continue or return that only some reach"
+                    )
+                self.heard[place] = one.clock
+                self.taken[place] += 1
+                found.append(one)
+        return found
+
+    def lacks(self, clock: int) -> bool:
+        """Return whether messages of the steps up to this one may be under way."""
+        return any(heard < clock for heard in self.heard.values())
+
 
 Party = tuple[int, ...]
 _Heard = tuple[float, dict[int, Unpacked], int]  # time of asking; messages by place; bytes forwarded

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,11 +13,32 @@ import torch
 
 from uneven.errors import CheckpointError
 from uneven.policy.core.actions import Exchange
-from uneven.policy.select import Accumulator
+from uneven.policy.select import Accumulator, BandwidthControl, Selection, Significant
 from uneven.policy.select.picked import Array
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.replica import ExchangeResult
-from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
+
+
+class LineThreshold:
+    """A threshold that each speaker updates once in each exchange, by ``sent_bytes`` to other sites in the last one."""
+
+    def __init__(self) -> None:
+        self.control: BandwidthControl | None = None
+        self.sent_bytes = 0.0
+        self._since_s = 0.0  # start of the last exchange
+
+    def within(self, select: Selection) -> Selection:
+        """Return the selection with a threshold that keeps to its bandwidth, if it has any."""
+        now_s = time.perf_counter()
+        passed_s, self._since_s = now_s - self._since_s, now_s
+        if not isinstance(select, Significant) or not select.mbit_per_s:
+            return select
+        if self.control is None:  # nothing has been sent yet
+            self.control = select.control()
+            return select
+        self.control.measured(self.sent_bytes, passed_s)
+        return replace(select, threshold=self.control.applied(select.threshold))
+
 
 OWN = "entries-"
 HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"

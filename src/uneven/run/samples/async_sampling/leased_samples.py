@@ -10,12 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from uneven.errors import PeerError
 from uneven.policy.samples.leases import HeldSamples, Run, SampleLeases, book_of, holding_of, merged
 from uneven.policy.samples.order import Portion
 from uneven.policy.samples.supply import EPOCHS, Interval, SamplesWanted
+from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier, ShutdownHandshake
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
 from uneven.run.samples.async_sampling.session_store import SessionStore
 
@@ -271,3 +273,71 @@ class NoLeases:
     def gives(self, update: int) -> None: ...
 
     def gave(self) -> None: ...
+
+
+class BatchInHand:
+    """The recorder that passes each batch to ``learnt`` once, at the end of its step or earlier."""
+
+    def __init__(self, learnt: Callable[[Portion], object]) -> None:
+        self.part: Portion | None = None  # None between two steps
+        self.trained = False  # whether an optimizer has made a step on the batch
+        self._learnt = learnt
+        self._early: Portion | None = None  # a batch recorded before the end of its step
+
+    def begins(self, part: Portion) -> None:
+        self.part, self.trained = part, False
+
+    def learns(self) -> None:
+        """Record the current batch now, because its update is about to be sent."""
+        if self.part is not None and self.part != self._early:
+            self._early = self.part
+            self._learnt(self.part)
+
+    def gives(self) -> int:
+        """Record the current batch if an optimizer has made a step on it; return the unfinished steps, 0 or 1."""
+        if self.part is None or not self.trained:
+            return 0
+        self.learns()
+        return 1  # the caller adds it to the clock, so that this update differs from the one before
+
+    def ends(self, part: Portion) -> None:
+        if part != self._early:
+            self._learnt(part)
+        self.part = self._early = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPace:
+    """The sample counter, evaluation barrier and shutdown handshake of one worker."""
+
+    rank: int
+    counter: StoredSampleCounter
+    barrier: EvaluationBarrier
+    shutdown: ShutdownHandshake
+
+    def for_newcomers(self) -> dict[str, Any]:
+        assert isinstance(self.counter, LeasedSamples)
+        sampler = self.counter.sampler
+        left = None if sampler is None else sampler.left()
+        return {"met": self.barrier.number, "lives": self.counter.state(), "left": left}
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        assert isinstance(self.counter, LeasedSamples)
+        self.barrier.number = state["met"]
+        self.counter.adopt(state["lives"])
+        self.counter.changed(0, self.counter.there())
+        if self.counter.sampler is not None:
+            self.counter.sampler.adopt(state["left"])
+
+
+def make_own_pace(rank: int, size: int, timeout_s: float, *, ahead: bool) -> OwnPace:
+    """Make the objects of one worker, in a run whose membership does not change.
+
+    Args:
+        timeout_s: longest wait for the other workers.
+        ahead: see :class:`uneven.policy.samples.supply.SampleCounter`.
+    """
+    store = SessionStore(rank, size)  # numbered by order, so all ranks make their sessions in the same order
+    counter = StoredSampleCounter(store, timeout_s, ahead=ahead)
+    barrier = EvaluationBarrier(store, counter, timeout_s, lambda: tuple(range(size)))
+    return OwnPace(rank, counter, barrier, ShutdownHandshake(store))

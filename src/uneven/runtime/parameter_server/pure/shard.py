@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from uneven.runtime.parameter_server.pure import vectors
-from uneven.runtime.parameter_server.pure.movements import MovementMerges
 from uneven.runtime.parameter_server.pure.quorum import Done, Rounds
 from uneven.runtime.parameter_server.pure.roster import FOLLOWER, KnownWorker, Patience, followed, least_clock_for
-from uneven.runtime.parameter_server.pure.validate import check_numbers
+from uneven.runtime.parameter_server.pure.vectors import MovementMerges
 from uneven.runtime.parameter_server.pure.wire import (
     CHANGING,
     MOST_ENTRIES,
@@ -32,6 +31,27 @@ from uneven.runtime.parameter_server.pure.wire import (
     Vector,
     decode,
 )
+
+MOST_STEPS = 1 << 48  # the largest valid clock
+
+
+def check_numbers(m: Message, members: int) -> None:
+    """Check the numbers of a message to a shard with ``members`` members. Raises Refused with the reason."""
+    if max(m.clock, m.version, m.extra) > MOST_STEPS:
+        raise Refused(Refusal.STEP)
+    if m.value < 0:
+        raise Refused(Refusal.SCALE)
+    if m.kind not in CHANGING:
+        return
+    if not m.sequence:
+        raise Refused(Refusal.SEQUENCE)
+    if m.kind is Kind.MOVEMENT and not (0 <= m.momentum < 1 and m.grace >= 0):
+        raise Refused(Refusal.SCALE)
+    if m.kind is not Kind.GRADIENT and not 0 < m.value <= (1 if m.kind is Kind.EXCHANGE else m.value):
+        raise Refused(Refusal.SCALE)
+    if m.kind in (Kind.GRADIENT, Kind.MOVEMENT) and not 1 <= m.extra <= members:
+        raise Refused(Refusal.QUORUM)
+
 
 _LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})  # the messages after which a left member stays left
 _CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})  # the requests that wait for clocks

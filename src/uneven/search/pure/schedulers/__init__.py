@@ -1,12 +1,11 @@
 """Decide which trials continue, and which waiting trial is next."""
 
 from uneven.search.pure.schedulers.asha import StoppingAsha
-from uneven.search.pure.schedulers.fifo import Fifo
 from uneven.search.pure.schedulers.hyperband import HyperBand
 from uneven.search.pure.schedulers.median import MedianStopping
 from uneven.search.pure.schedulers.pbt import PopulationBased
 from uneven.search.pure.schedulers.promotion import PromotingAsha
-from uneven.search.pure.schedulers.scheduler import Scheduler, schedulers
+from uneven.search.pure.schedulers.scheduler import Fifo, Scheduler, schedulers
 
 schedulers.register("fifo", Fifo)
 schedulers.register("asha", StoppingAsha)

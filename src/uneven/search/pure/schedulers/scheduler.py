@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from uneven.errors import ConfigError
 from uneven.policy.core.registry import Registry
-from uneven.search.pure.decisions import Progress, Ruling
+from uneven.search.pure.decisions import GO_ON, Progress, Ruling
 from uneven.search.pure.space import Params, Space
 
 
@@ -72,3 +72,10 @@ def checked_rungs(max_t: float, grace_period: float, reduction_factor: float) ->
         )
     if not reduction_factor > 1:
         raise ConfigError(f"reduction_factor={reduction_factor}: of each rung one in so many goes on, give more than 1")
+
+
+class Fifo(Scheduler):
+    """The scheduler that trains every trial to its end, in the order of suggestion."""
+
+    def on_result(self, progress: Progress) -> Ruling:
+        return GO_ON

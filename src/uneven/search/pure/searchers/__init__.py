@@ -1,7 +1,13 @@
 """Decide which settings are tried next."""
 
-from uneven.search.pure.searchers.own import ConcurrencyLimit, GridSearch, RandomSearch
-from uneven.search.pure.searchers.searcher import NoneNow, Searcher, searchers
+from uneven.search.pure.searchers.searcher import (
+    ConcurrencyLimit,
+    GridSearch,
+    NoneNow,
+    RandomSearch,
+    Searcher,
+    searchers,
+)
 
 searchers.register("random", RandomSearch)
 searchers.register("grid", GridSearch)
