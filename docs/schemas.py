@@ -139,7 +139,7 @@ def settings() -> Schema:
 
 
 def cluster() -> Schema:
-    page = "how-to/describe-a-cluster.md"
+    page = "clusters.md"
     quantity, nodes = meanings(page, "What changes over time"), meanings(page, "`[[nodes]]`")
     count = {"type": "integer", "minimum": 1, "maximum": MOST_NODES}
     node = fields(Node, nodes, {"count": count, "present": Trace})

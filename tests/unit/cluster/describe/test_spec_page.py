@@ -1,4 +1,4 @@
-"""docs/how-to/describe-a-cluster.md says what the code takes."""
+"""docs/clusters.md says what the code takes, and docs/how-to/describe-a-cluster.md has an example."""
 
 import re
 from dataclasses import fields
@@ -19,7 +19,9 @@ from uneven.cluster.pure.describe.spec import (
     Workload,
 )
 
-PAGE = (Path(__file__).parents[4] / "docs" / "how-to" / "describe-a-cluster.md").read_text()
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = (DOCS / "clusters.md").read_text()
+GUIDE = (DOCS / "how-to" / "describe-a-cluster.md").read_text()
 
 
 def section(title: str) -> str:
@@ -63,7 +65,7 @@ def test_defaults_of_the_workload_are_those_of_the_code() -> None:
 
 
 def test_the_shipped_ones_are_listed() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (`UNEVEN_DATA`)? ?\|$", PAGE.partition("\n## ")[0], flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (`UNEVEN_DATA`)? ?\|$", section("Descriptions that come"), flags=re.MULTILINE)
     assert {name for name, _ in rows} == set(files.shipped())
     recorded = ["shared_cluster", "spot_2022", "spot_preempted", "spot_fours", "spot_sixteen"]
     assert [name for name, needs in rows if needs] == recorded
@@ -74,7 +76,7 @@ def test_every_event_is_named() -> None:
 
 
 def test_the_example_is_one(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "example.toml").write_text(example)
     spec = files.load(tmp_path / "example.toml")
     assert [node.name for node in spec.nodes] == ["fast0", "fast1", "shared", "far"]
