@@ -1,6 +1,6 @@
 """The faults of ``uneven bench faults`` and their expected ends. Pure: a seed and a number make a case.
 
-``docs/how-to/choose-a-policy.md`` promises what a policy does after a death, and :func:`expected` is the same as code.
+``docs/how-to/own-pace.md`` promises what a policy does after a death, and :func:`expected` is the same as code.
 Its None means that no page promises more than an end of the run.
 """
 
