@@ -68,7 +68,7 @@ def run(
 ) -> dict[str, Any]:
     """Play both worlds, then the large simulation. ``width``: of the network, by default 64, quickly 16; time grows
     with its square. ``case``: this one only; ``quick`` takes :data:`QUICK` by default. The result is the object that
-    ``--json`` prints; ``docs/how-to/simulate.md`` explains every key. Raises LaunchError: an emulated run failed.
+    ``--json`` prints; ``docs/measurements/worlds.md`` explains every key. Raises LaunchError: an emulated run failed.
     UnknownNameError: no such case."""
     effort = Effort(SETTLED, SETTLED + 12, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case

@@ -72,7 +72,7 @@ class LineBook:
 Sink = Callable[[Record], None]
 
 MOST_ITERATIONS, MOST_AHEAD = 10**9, 10**6  # more is a typing error, and would take months
-PAUSE_S = 0.025  # median over the eight membership changes of a real elastic run, see docs/how-to/simulate.md
+PAUSE_S = 0.025  # median over the eight membership changes of a real elastic run, see docs/measurements/worlds.md
 _FORETOLD_UP_TO = 1000  # more workers write no forecasts, which take time and are too many to read
 
 
