@@ -65,7 +65,9 @@ def test_defaults_of_the_workload_are_those_of_the_code() -> None:
 
 
 def test_the_shipped_ones_are_listed() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (`UNEVEN_DATA`)? ?\|$", section("Descriptions that come"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| .* \| (`UNEVEN_DATA`)? ?\|$", section("Descriptions that come"), flags=re.MULTILINE
+    )
     assert {name for name, _ in rows} == set(files.shipped())
     recorded = ["shared_cluster", "spot_2022", "spot_preempted", "spot_fours", "spot_sixteen"]
     assert [name for name, needs in rows if needs] == recorded
