@@ -1,4 +1,4 @@
-"""Writes the tables of docs/how-to/what-works.md: ``python tests/idioms/idiom_page.py``."""
+"""Writes the tables of docs/how-to/what-works/: ``python tests/idioms/idiom_page.py``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ from idiom_base import Agrees, Differs, Either, Equal, Expect, Idiom, Refused
 from idiom_runs import IDIOMS, POLICIES, RUN, expected
 from known import KNOWN
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "what-works.md"
-BEGIN, END = "<!-- the tables are written by tests/idioms/idiom_page.py -->\n", "<!-- up to here -->\n"
+FOLDER = Path(__file__).parents[2] / "docs" / "how-to" / "what-works"
+PAGES = {
+    "Data": "data",
+    "Checkpoints": "checkpoints",
+    "Gradients": "gradients",
+    "Reused batches and second loops": "reused-batches",
+    "Loops": "loops",
+    "Models": "models",
+    "Other ways to differentiate": "differentiation",
+    "Optimizers, schedules, averages": "optimizers",
+    "Wrapped models": "wrapped-models",
+    "Sessions and ranks": "sessions",
+}
+"""For each group of idioms the name of its page."""
+
+BEGIN, END = "<!-- tests/idioms/idiom_page.py writes the table -->\n", "<!-- end of the table -->\n"
 
 
 def word(expect: Expect) -> str:
     if isinstance(expect, Equal):
-        return "equal" if expect.tolerance <= 1e-6 else "equal, as far as bfloat16 goes"
+        return "equal" if expect.tolerance <= 1e-6 else "equal, within bfloat16"
     if isinstance(expect, Agrees):
         return "agree"
     if isinstance(expect, Refused):
-        return "refused"
+        return "error"
     if isinstance(expect, Either):
-        return f"{word(expect.otherwise)} or refused"
+        return f"{word(expect.otherwise)} or error"
     if isinstance(expect, Differs):
         return "**differs**, with a warning" if expect.warns else "**differs**"
     return "—"
@@ -37,27 +51,26 @@ def cell(idiom: Idiom, policy: str) -> str:
     return "; ".join(f"{text} ({', '.join(shares)})" for text, shares in found.items())
 
 
-def tables() -> str:
-    lines: list[str] = []
+def table(group: str) -> str:
+    header = f"| idiom | {' | '.join(f'`{one}`' for one in POLICIES)} |"
+    rows = [
+        f"| {idiom.says} | {' | '.join(cell(idiom, policy) for policy in POLICIES)} |"
+        for idiom in IDIOMS.values()
+        if idiom.group == group
+    ]
+    return "\n".join([header, "|---|---|---|---|---|", *rows])
+
+
+def pages() -> dict[Path, str]:
+    """Each page with the table that it should have."""
+    found: dict[Path, str] = {}
     for group in dict.fromkeys(idiom.group for idiom in IDIOMS.values()):
-        lines += [
-            f"## {group}",
-            "",
-            f"| idiom | {' | '.join(f'`{one}`' for one in POLICIES)} |",
-            "|---|---|---|---|---|",
-        ]
-        for idiom in IDIOMS.values():
-            if idiom.group == group:
-                lines.append(f"| {idiom.says} | {' | '.join(cell(idiom, policy) for policy in POLICIES)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def page() -> str:
-    """The page with its tables as they shall be."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{rest.split(END)[1]}"
+        path = FOLDER / f"{PAGES[group]}.md"
+        before, rest = path.read_text().split(BEGIN)
+        found[path] = f"{before}{BEGIN}\n{table(group)}\n\n{END}{rest.split(END)[1]}"
+    return found
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

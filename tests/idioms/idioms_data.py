@@ -87,7 +87,7 @@ def without_rare(batch: list[Any]) -> Any:
     return *default_collate(left or batch[:1]), len(left)
 
 
-@idiom("a `collate_fn` that leaves samples out", DATA, by=apart("replicas take steps of their own"),
+@idiom("a `collate_fn` that drops samples", DATA, by=apart("replicas take steps of their own"),
        expect=Differs("parts have other numbers of samples", warns="leaves samples out"))  # fmt: skip
 def left_out(session: Any) -> nn.Module:
     model, optimizer = session.setup(model := mlp(), sgd(model))
@@ -98,7 +98,7 @@ def left_out(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a `collate_fn` that leaves samples out, in `session.weighted(…)` with those that are left", DATA,
+@idiom("a `collate_fn` that drops samples, with `session.weighted(number that remains)`", DATA,
        like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("average parameters there")))  # fmt: skip
 def left_out_and_weighted(session: Any) -> nn.Module:
     model, optimizer = session.setup(model := mlp(), sgd(model))
@@ -221,7 +221,7 @@ class Files(Dataset[Any]):
         return tensors()[0][self.files[index]], self.files[index] % CLASSES
 
 
-@idiom("a list of files in another order on each rank (`os.listdir`, a shuffle without a seed)", DATA, whole=False,
+@idiom("a list of files whose order differs between ranks (`os.listdir`, a shuffle without a seed)", DATA, whole=False,
        expect=SPLIT)  # fmt: skip
 def own_order(session: Any) -> nn.Module:
     return trained(session, Files(session.rank))
@@ -334,7 +334,7 @@ def checkpoint(session: Any, model: nn.Module, optimizer: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@idiom("saved after a step in the middle of an epoch, then resumed", RESUMED, like="plain_loop", whole=False,
+@idiom("saved after a step mid-epoch, then resumed", RESUMED, like="plain_loop", whole=False,
        by=at_own_pace(Unfit("save inside session.evaluated(), at the end of an epoch")))  # fmt: skip
 def resumed(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -346,7 +346,7 @@ def resumed(session: Any) -> nn.Module:
     return gone_on(session, saved)
 
 
-@idiom("resumed in the middle of an epoch, with a look at a batch before the loop (`next(iter(loader))`)", RESUMED,
+@idiom("resumed mid-epoch, after a script that takes a batch before the loop (`next(iter(loader))`)", RESUMED,
        like="plain_loop", whole=False, by=at_own_pace(Unfit("refused, see *loops*")))  # fmt: skip
 def resumed_and_looked_at(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -370,7 +370,7 @@ def resumed_at_the_end(session: Any) -> nn.Module:
     return gone_on(session, saved)
 
 
-@idiom("saved while a batch is in hand that was not trained on yet (nanoGPT), then resumed", RESUMED, like="plain_loop",
+@idiom("saved after a batch was fetched but before training on it (nanoGPT), then resumed", RESUMED, like="plain_loop",
        whole=False, by={**fetching_ahead(), "shadow:ma": Unfit("save inside session.evaluated()")})  # fmt: skip
 def resumed_in_hand(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)

@@ -35,7 +35,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, DistributedSampler, StackDataset, TensorDataset
 
-LOOPS = "Batches used again, second loops"
+LOOPS = "Reused batches and second loops"
 
 
 class Told:
@@ -70,7 +70,7 @@ def read_ahead(loader: Any) -> Iterator[Any]:
         raise RuntimeError(batch)
 
 
-@idiom("a thread that reads the loader ahead (`prefetch_generator`, `BackgroundGenerator`)", LOOPS,
+@idiom("a thread that prefetches from the loader (`prefetch_generator`, `BackgroundGenerator`)", LOOPS,
        by=dict.fromkeys(("bsp moving", "local", "shadow:ma", "asp"), Refused("a thread reads")))  # fmt: skip
 def read_by_thread(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -236,7 +236,7 @@ def in_a_thread(session: Any) -> nn.Module:
     return model
 
 
-@idiom("accuracy on the training loader inside of the loop (a second `iter(loader)`)", LOOPS, whole=False,
+@idiom("accuracy on the training loader inside the loop (a second `iter(loader)`)", LOOPS, whole=False,
        expect=Refused("the second loop took it"))  # fmt: skip
 def nested(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)

@@ -108,7 +108,7 @@ def sliced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("`break` after a maximum number of steps, on all ranks alike", LOOPS, whole=False)
+@idiom("`break` after a maximum number of steps, on all ranks", LOOPS, whole=False)
 def stopped(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     steps = 0
@@ -133,7 +133,7 @@ def endless(session: Any) -> nn.Module:
                 return model
 
 
-@idiom("`iter(loader)` kept by hand, with `next()` and `StopIteration`", LOOPS, whole=False)
+@idiom("an explicit `iter(loader)`, with `next()` and `StopIteration`", LOOPS, whole=False)
 def by_hand(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     batches = iter(loader)
@@ -195,7 +195,7 @@ def prefetched(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a prefetcher that also normalizes or converts, so that the model is given other tensors than the loader's",
+@idiom("a prefetcher that also normalizes or converts, so that the model does not get the loader's tensors",
        LOOPS, expect=Either("do not tell which one"),
        by={**fetching_ahead(), "shadow:ma": Either("do not tell which one", Agrees("at its own pace"))})  # fmt: skip
 def prefetched_and_normalized(session: Any) -> nn.Module:
@@ -230,7 +230,7 @@ def looked_ahead(session: Any) -> nn.Module:
     return model
 
 
-@idiom("`list(loader)`: all batches of an epoch first", LOOPS, by=fetching_ahead())
+@idiom("`list(loader)`: all batches of an epoch are fetched first", LOOPS, by=fetching_ahead())
 def listed(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -250,7 +250,7 @@ def skipped_before(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a loss is skipped after its forward pass, on all ranks alike", LOOPS)
+@idiom("a loss is skipped after its forward pass, on all ranks", LOOPS)
 def skipped_after(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -264,7 +264,7 @@ def skipped_after(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a NaN loss is skipped after all ranks have agreed to skip it", LOOPS,
+@idiom("a NaN loss is skipped after an `all_reduce` decides to skip it on all ranks", LOOPS,
        by=at_own_pace(Unfit("a collective in the loop, where steps are not counted alike")))  # fmt: skip
 def skipped_nan(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)

@@ -79,7 +79,7 @@ def unused(session: Any) -> nn.Module:
     return trained(session, Spare(turns=False), find_unused_parameters=True)
 
 
-@idiom("parameters used in turns, with `find_unused_parameters=True`", MODELS,
+@idiom("parameters that alternate steps use, with `find_unused_parameters=True`", MODELS,
        by=apart("turns are counted by each"))  # fmt: skip
 def unused_by_turns(session: Any) -> nn.Module:
     return trained(session, Spare(turns=True), find_unused_parameters=True)
@@ -362,7 +362,7 @@ def autograd_grads(session: Any) -> nn.Module:
     return model
 
 
-@idiom("gradients by `torch.autograd.grad`, and an update by hand", DIFFERENTIATED, whole=False,
+@idiom("gradients by `torch.autograd.grad`, and a manual update", DIFFERENTIATED, whole=False,
        expect=Refused("no gradients were exchanged"), by=apart("parameters are exchanged"))  # fmt: skip
 def updated_by_hand(session: Any) -> nn.Module:
     model = session.setup(mlp())
@@ -376,7 +376,7 @@ def updated_by_hand(session: Any) -> nn.Module:
     return model
 
 
-@idiom("an update by hand after `loss.backward()`, without an optimizer", DIFFERENTIATED)
+@idiom("a manual update after `loss.backward()`, without an optimizer", DIFFERENTIATED)
 def without_optimizer(session: Any) -> nn.Module:
     model = session.setup(mlp())
     loader = session.loader(samples(), X)

@@ -175,7 +175,7 @@ def gan(session: Any) -> nn.Module:
     return model
 
 
-@idiom("learning rates by epoch and by step (`StepLR`, `OneCycleLR`), or set by hand", OPTIMIZERS,
+@idiom("learning rates by epoch and by step (`StepLR`, `OneCycleLR`), or set manually", OPTIMIZERS,
        by=at_own_pace(Unfit("rates by step, where steps are not counted alike")))  # fmt: skip
 def schedules(session: Any) -> nn.Module:
     model = mlp()
@@ -198,7 +198,7 @@ def schedules(session: Any) -> nn.Module:
     return model
 
 
-@idiom("`ReduceLROnPlateau` by everybody's loss", OPTIMIZERS)
+@idiom("`ReduceLROnPlateau` on the mean loss of all workers", OPTIMIZERS)
 def plateau(session: Any) -> nn.Module:
     model = mlp()
     model, optimizer = session.setup(model, sgd(model, lr=0.5))
@@ -214,7 +214,7 @@ def plateau(session: Any) -> nn.Module:
 
 
 @idiom(
-    "`ReduceLROnPlateau` by each rank's own loss",
+    "`ReduceLROnPlateau` on each rank's own loss",
     OPTIMIZERS,
     expect=Refused("learning rates differ, with sums of"),
     by=apart("replicas are averaged after the step"),
@@ -231,7 +231,7 @@ def own_plateau(session: Any) -> nn.Module:
     return model
 
 
-@idiom("LBFGS, whose closure returns everybody's loss", OPTIMIZERS, expect=Equal(1e-9), linear=False,
+@idiom("LBFGS, whose closure returns the loss of all workers", OPTIMIZERS, expect=Equal(1e-9), linear=False,
        by=at_own_pace(Unfit("a collective in the loop, where steps are not counted alike")))  # fmt: skip
 def lbfgs(session: Any) -> nn.Module:
     model = mlp()

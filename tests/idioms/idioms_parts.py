@@ -92,7 +92,7 @@ def optimizer_later_of_more(session: Any) -> Any:
     return model
 
 
-@idiom("two heads in an `nn.ModuleDict`, one loss of both or of one, with `find_unused_parameters=True`", OPTIMIZERS,
+@idiom("two heads in an `nn.ModuleDict`, a loss of one or both, with `find_unused_parameters=True`", OPTIMIZERS,
        linear=False)  # fmt: skip
 def heads(session: Any) -> nn.Module:
     torch.manual_seed(4)

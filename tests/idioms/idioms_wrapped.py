@@ -98,7 +98,7 @@ def accelerate_after(session: Any) -> nn.Module:
     return loop(session, Accelerator().prepare(session.setup(mlp())))
 
 
-@idiom("`DataParallel(model)` before `setup`, on the CPU, where it does nothing", WRAPPED)
+@idiom("`DataParallel(model)` before `setup`, on the CPU (no effect there)", WRAPPED)
 def data_parallel_before(session: Any) -> nn.Module:
     return loop(session, session.setup(nn.DataParallel(mlp())))
 
@@ -142,7 +142,7 @@ def past_the_hooks(session: Any) -> nn.Module:
     return model
 
 
-@idiom("ranks start with different weights, and `setup` gives all of them rank 0's", SESSIONS, like="plain_loop")
+@idiom("ranks start with different weights (`setup` broadcasts rank 0's)", SESSIONS, like="plain_loop")
 def own_weights(session: Any) -> nn.Module:
     model = mlp()
     with torch.no_grad():
