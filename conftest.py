@@ -97,7 +97,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Item) -> Iterator[None]:
-    """A row of docs/how-to/inputs.md is what its test has shown."""
+    """A row of docs/how-to/inputs/ is what its test has shown."""
     with sys.modules["brought"].judged(pyfuncitem) if "brought" in pyfuncitem.keywords else contextlib.nullcontext():
         return (yield)
 

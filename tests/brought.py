@@ -1,4 +1,4 @@
-"""Marks the tests of inputs that users of other tools bring. Each mark is one row of docs/how-to/inputs.md.
+"""Marks the tests of inputs that users of other tools bring. Each mark is one row of docs/how-to/inputs/.
 
 ::
 
@@ -24,7 +24,7 @@ import pytest
 from uneven.errors import UnevenError
 
 KINDS = ("logs", "tables", "graphs", "losses", "searches", "videos", "second order", "loops")
-"""Parts of the page, in its order."""
+"""One page for each."""
 
 _refused: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/how-to/inputs.md: ``python tests/brought_page.py``."""
+"""Writes the tables of docs/how-to/inputs/: ``python tests/brought_page.py``."""
 
 from __future__ import annotations
 
@@ -12,46 +12,59 @@ import pytest
 from brought import KINDS
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "how-to" / "inputs.md"
+FOLDER = TESTS.parent / "docs" / "how-to" / "inputs"
 BEGIN, END = "<!-- tests/brought_page.py writes the tables -->\n", "<!-- end of the tables -->\n"
+OUTCOMES = (("Supported", False), ("Raises an error", True))
 
 
 class Rows:
     """A pytest plug-in that collects the marks."""
 
     def __init__(self) -> None:
-        self.found: dict[str, set[tuple[str, str, str]]] = {kind: set() for kind in KINDS}
+        self.found: dict[str, set[tuple[str, str, bool]]] = {kind: set() for kind in KINDS}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             for mark in item.iter_markers("brought"):
                 kind, peer, what, refused = mark.args
-                self.found[kind].add((peer, what, "refused" if refused else "right"))
+                self.found[kind].add((peer, what, refused))
 
 
-def tables() -> str:
-    """The rows of all marked tests, one table for each kind."""
+def collected() -> Rows:
+    """The rows of all marked tests."""
     files = [str(one) for one in sorted(TESTS.rglob("test_*.py")) if "brought(" in one.read_text()]
     rows = Rows()
     with contextlib.redirect_stdout(io.StringIO()) as said:
         code = pytest.main(["--collect-only", "--quiet", "--numprocesses", "0", *files], plugins=[rows])
     if code:
         raise SystemExit(said.getvalue())
+    return rows
+
+
+def tables(found: set[tuple[str, str, bool]]) -> str:
+    """The tables of one kind: the inputs that are supported, and those that raise an error."""
     lines: list[str] = []
-    for kind, found in rows.found.items():
-        lines += [f"## {kind.capitalize()}", "", "| of | input | here |", "|---|---|---|"]
-        lines += [f"| {peer} | {what} | {outcome} |" for peer, what, outcome in sorted(found)]
-        lines.append("")
+    for title, raises in OUTCOMES:
+        rows = [f"| {peer} | {what} |" for peer, what, refused in sorted(found) if refused is raises]
+        if rows:
+            lines += [f"## {title}", "", "| from | input |", "|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
-def page() -> str:
-    """The page with its tables as they should be."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{rest.split(END)[1]}"
+def pages() -> dict[Path, str]:
+    """The pages with their tables as they should be."""
+    made: dict[Path, str] = {}
+    for kind, found in collected().found.items():
+        path = FOLDER / f"{kind.replace(' ', '-')}.md"
+        before, rest = path.read_text().split(BEGIN)
+        made[path] = f"{before}{BEGIN}\n{tables(found)}\n{END}{rest.split(END)[1]}"
+    return made
 
 
 if __name__ == "__main__":
+    made = pages()
     if "--check" in sys.argv:
-        sys.exit(PAGE.read_text() != page() and "write it again: python tests/brought_page.py")
-    PAGE.write_text(page())
+        old = [path.name for path, text in made.items() if path.read_text() != text]
+        sys.exit(f"{', '.join(old)}: write them again: python tests/brought_page.py" if old else 0)
+    for path, text in made.items():
+        path.write_text(text)

@@ -397,7 +397,7 @@ def resumed_between_epochs(session: Any) -> nn.Module:
     return gone_on(session, saved)
 
 
-@idiom("`torch.save(model)` after `setup`, for a script without uneven", RESUMED)
+@idiom("`torch.save(model)` after `setup`, loaded by a script without uneven", RESUMED)
 def saved_whole(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):

@@ -418,7 +418,7 @@ def other_default(session: Any) -> nn.Module:
 
 
 @idiom("a loss over pairs of samples (contrastive), with pairs inside one worker's part; with "
-       "[embeddings of all workers](losses.md#a-loss-over-pairs-of-the-global-batch) it is equal", GRADIENTS,
+       "[embeddings of all workers](../losses.md#a-loss-over-pairs-of-the-global-batch) it is equal", GRADIENTS,
        expect=Differs("pairs across workers do not exist"), by=apart("replicas take steps of their own"))  # fmt: skip
 def contrastive(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)

@@ -140,7 +140,7 @@ def accelerate_alone(library: Any, model: Any) -> Any:
 
 @brought("loops", "Accelerate", '`Accelerator(mixed_precision="bf16")`')
 @brought("loops", "Accelerate", "`accelerator.clip_grad_norm_`, `clip_grad_value_`")
-@brought("loops", "Accelerate", "several passes for a step, in `session.no_sync()`")
+@brought("loops", "Accelerate", "several passes for one step, in `session.no_sync()`")
 @needs("accelerate")
 @ranks(3, fresh=True)
 def test_accelerate_trains_as_one_process(me: RankContext) -> None:

@@ -59,7 +59,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update
     return folder, told, str(caught.value)
 
 
-@brought("videos", "frigate", "one still or missing camera of several: the others are taken in, the error names it")
+@brought("videos", "frigate", "one silent or missing camera of several: the others are ingested, the error names it")
 def test_a_stream_that_fails_leaves_the_others_alone(streams: tuple[Path, list[Update], str]) -> None:
     folder, told, error = streams
     index = focus.open(folder / "index")
@@ -73,7 +73,7 @@ def test_a_stream_that_fails_leaves_the_others_alone(streams: tuple[Path, list[U
     ]  # fmt: skip
 
 
-@brought("videos", "frigate", "another video, or another rate, under the name of one that was taken in", refused=True)
+@brought("videos", "frigate", "another video, or another rate, under an ingested name", refused=True)
 def test_two_videos_are_not_mixed_in_one_stream(streams: tuple[Path, list[Update], str], tmp_path: Path) -> None:
     folder, *_ = streams
     shutil.copytree(folder / "index" / "good", tmp_path / "index" / "good")

@@ -67,7 +67,7 @@ def _errors_are_logged() -> Iterator[None]:
     av.logging.set_level(before)
 
 
-ROW = brought("videos", "PyAV", f"damaged files, {EACH} of ten kinds; refused if PyAV reads no picture")
+ROW = brought("videos", "PyAV", f"damaged files, {EACH} of each of ten kinds; an error if PyAV reads no picture")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=ROW) for name in KINDS])

@@ -53,7 +53,7 @@ def optuna_outcome(study: optuna.Study) -> list[tuple[float | None, dict[str, An
     pytest.param(peers.steps_of_an_int, marks=brought("searches", "Optuna", "`suggest_int(…, step=3)`, `log=True`")),
     pytest.param(peers.equal_ends, marks=brought("searches", "Optuna", "`suggest_float(\"x\", 1, 1)`")),
     pytest.param(peers.ranges_differ, marks=brought("searches", "Optuna", "ranges that differ between trials")),
-    pytest.param(peers.conditional, marks=brought("searches", "Optuna", "settings asked for under a condition")),
+    pytest.param(peers.conditional, marks=brought("searches", "Optuna", "conditional settings")),
     pytest.param(peers.folds, marks=brought(
         "searches", "Optuna", "`report(value, step)`, `should_prune()`, and another number returned")),
     pytest.param(peers.by_name, marks=brought("searches", "Optuna", "`report(value=…, step=…)` with gaps")),
@@ -72,7 +72,7 @@ def test_an_objective_of_optuna_has_the_trials_of_optuna(objective: Any, tmp_pat
     assert [one.state for one in exported.trials] == [optuna.trial.TrialState.COMPLETE] * 4
 
 
-@brought("searches", "Optuna", "`raise optuna.TrialPruned` by the objective's own decision")
+@brought("searches", "Optuna", "`raise optuna.TrialPruned` raised by the objective")
 def test_an_objective_may_prune_its_trial_itself(tmp_path: Path) -> None:
     result = run(peers.gives_up, tmp_path)
     known = real(peers.gives_up)
@@ -205,7 +205,7 @@ def test_a_storage_that_cannot_be_used_is_refused(
     pytest.param(peers.nothing, "never reported 'score'.*return it", marks=brought(
         "searches", "Optuna", "an objective that returns `None`", refused=True)),
     pytest.param(peers.a_word, "give a number", marks=brought(
-        "searches", "Optuna", "a text returned", refused=True)),
+        "searches", "Optuna", "a string returned", refused=True)),
     pytest.param(peers.a_tensor, r"give float\(score\)", marks=brought(
         "searches", "Optuna", "a tensor returned", refused=True)),
     pytest.param(peers.another_metric, "returned loss, and not 'score'", marks=brought(
@@ -281,7 +281,7 @@ def test_choices_may_differ_where_no_searcher_learns(tmp_path: Path) -> None:
     ({"timeout": 3}, "write time_budget_s="),
     ({"evaluated_rewards": [1]}, "write warm_start="),
 ])  # fmt: skip
-@brought("searches", "Optuna, Ray Tune, FLAML", "arguments under the peer's name, or of another kind", refused=True)
+@brought("searches", "Optuna, Ray Tune, FLAML", "arguments with the other tool's name, or of another type", refused=True)
 def test_an_argument_that_cannot_be_meant_is_refused(given: dict[str, Any], why: str, tmp_path: Path) -> None:
     with refusal(why):
         run(peers.takes_two, tmp_path / "run", TWO, **given)

@@ -144,7 +144,7 @@ def test_rows_begin_as_the_config_says(made: Any, fields: Any, wanted: tuple[flo
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("`init_fn` of another function", {"init_fn": partial(nn.init.normal_, std=0.1)}, r"init_fn=.*tables\.load"),
-    ("`init_fn` of one's own", {"init_fn": lambda rows: rows.zero_()}, r"init_fn=.*tables\.load"),
+    ("a custom `init_fn`", {"init_fn": lambda rows: rows.zero_()}, r"init_fn=.*tables\.load"),
     ("`init_fn` with a generator", {"init_fn": partial(nn.init.uniform_, generator=torch.Generator())}, "init_fn="),
     ("`data_type` other than FP32", {"data_type": SimpleNamespace(value="FP16")}, "data_type=.*rows are float32"),
     ("`num_embeddings_post_pruning`", {"num_embeddings_post_pruning": 5}, "num_embeddings_post_pruning=5"),
@@ -156,7 +156,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("`enable_embedding_update`", {"enable_embedding_update": True}, "enable_embedding_update=True"),
     ("`stash_weights`", {"stash_weights": True}, "stash_weights=True"),
     ("`pooling=PoolingType.NONE`", {"pooling": SimpleNamespace(value="NONE")}, "pooling='none'.*EmbeddingCollection"),
-    ("`feature_names` that is a text", {"feature_names": "ab"}, "features='ab'.*list"),
+    ("`feature_names` that is a string", {"feature_names": "ab"}, "features='ab'.*list"),
 ]
 
 
@@ -202,8 +202,8 @@ OTHERS: list[tuple[str, str, Any, str]] = [
     ("TorchRec", "`EmbeddingConfig` in `EmbeddingBagCollection`", EmbeddingConfig(), "no pooling.*EmbeddingCollection"),
     ("TorchRec", "`EmbeddingTableConfig` with `is_weighted`", EmbeddingBagConfig(), "is_weighted=True"),
     ("HugeCTR", "`EmbeddingTableConfig`", SimpleNamespace(name="t", max_vocabulary_size=9, ev_size=4), "not a table"),
-    ("any", "a description with a field that tables do not know", SimpleNamespace(**FIELDS, max_norm=1), "max_norm=1"),
-    ("any", "a dictionary with attributes and such a field", Settings(FIELDS, padding_idx=0), "padding_idx=0"),
+    ("any", "a description with an unknown field", SimpleNamespace(**FIELDS, max_norm=1), "max_norm=1"),
+    ("any", "a dictionary with attributes and an unknown field", Settings(FIELDS, padding_idx=0), "padding_idx=0"),
 ]  # fmt: skip
 OTHERS[5][2].is_weighted = True
 
@@ -236,7 +236,7 @@ def flat(bags: list[list[int]]) -> tuple[Tensor, Tensor]:
     return values, torch.tensor([0, *(len(bag) for bag in bags[:-1])]).cumsum(0)
 
 
-@brought("tables", "TorchRec", "one feature in two tables: `feature@table` among the results' keys")
+@brought("tables", "TorchRec", "one feature in two tables: `feature@table` in the keys of the result")
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_feature_of_two_tables_is_looked_up_in_both(made: Any, shards: int) -> None:
     ours = made(SHARED, shards=shards)
@@ -299,7 +299,7 @@ def test_without_pooling_an_id_that_stands_for_none_has_zeros(made: Any) -> None
 
 
 @pytest.mark.parametrize("table", [Table("t", 9, 4), Table("t", 9, 4, modulo=True), Table("t", None, 4)])
-@brought("tables", "HugeCTR", '−1 as "no id", of a table that does not say so', refused=True)
+@brought("tables", "HugeCTR", '−1 as "no id", without `no_id` in the table', refused=True)
 def test_minus_one_is_no_id_that_has_a_row(made: Any, table: Table) -> None:
     with refusal(r"'t' has the id -1: .*Table\(no_id=-1\)"):
         made([table])(torch.tensor([[3], [-1]]))
@@ -317,7 +317,7 @@ def test_the_maximum_of_rows_is_pooled_in_the_model(made: Any, shards: int) -> N
     step(found, ours, {"t": rows}, embedding_bag(values, rows, offsets, mode="max"))
 
 
-@brought("tables", "TorchRec", "`EmbeddingConfig` in `EmbeddingCollection`, weights of the ids left aside")
+@brought("tables", "TorchRec", "`EmbeddingConfig` in `EmbeddingCollection`, weights of the ids are ignored")
 def test_configs_without_pooling_give_a_row_for_each_id(made: Any) -> None:
     configs = [EmbeddingConfig(40, 4, "one", feature_names=["f", "g"]),
                EmbeddingConfig(9, 4, "two", feature_names=["g"])]  # fmt: skip
@@ -382,7 +382,7 @@ def test_nested_tensors_are_bags(made: Any) -> None:
         assert torch.equal(ours(bags).values(), expected)
 
 
-@brought("tables", "pandas", "numbers of NumPy: `Table(rows=frame[column].max() + 1, …)`")
+@brought("tables", "pandas", "NumPy integers: `Table(rows=frame[column].max() + 1, …)`")
 def test_numbers_of_numpy_describe_a_table() -> None:
     given = Table("t", np.int64(9), np.int32(4), scale=np.float32(0.5), no_id=np.int64(-1))
     plain = Table("t", 9, 4, scale=0.5, no_id=-1)
@@ -396,7 +396,7 @@ def test_numbers_of_numpy_describe_a_table() -> None:
     (torch.ones(2, 2).long(), torch.tensor([0, 1])),
     torch.nested.nested_tensor([torch.ones(2, 2).long()] * 2, layout=torch.jagged),
 ])  # fmt: skip
-@brought("tables", "PyTorch", "a list of bags, one a sample: not read as values and offsets", refused=True)
+@brought("tables", "PyTorch", "a list of bags, one for each sample", refused=True)
 def test_a_list_of_bags_is_refused(made: Any, bags: Any) -> None:
     with refusal(r"feature 'f'( has ids of type .* a tuple of flat tensors|: ids are in a tensor of layout)"):
         made(SHARED)({"f": bags, "g": bags})

@@ -25,9 +25,9 @@ def test_accuracy_is_over_samples() -> None:
     [
         pytest.param(*given, marks=brought("losses", "Ray Train", f"`fleet.accuracy`: {what}", refused=True))
         for what, *given in [
-            ("one logit a sample", Z[:, :1], Y),
+            ("one logit for each sample", Z[:, :1], Y),
             ("class probabilities", Z, Z.softmax(1)),
-            ("one output a sample, `[N]`", Z[:, 0], Y),
+            ("one output for each sample, `[N]`", Z[:, 0], Y),
         ]
     ],
 )

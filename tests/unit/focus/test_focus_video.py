@@ -53,11 +53,11 @@ def as_pyav(path: Path, per_s: float) -> None:
     [
         pytest.param("a.mp4", {}, marks=video("MPEG-4 in `.mp4`")),
         pytest.param("b.mkv", {"codec": "libx264"}, marks=video("H.264 with B-frames in `.mkv`")),
-        pytest.param("b.ts", {"codec": "libx264"}, marks=video("a transport stream that begins at any time stamp")),
+        pytest.param("b.ts", {"codec": "libx264"}, marks=video("a transport stream that begins at any timestamp")),
         pytest.param("c.mp4", {"codec": "libx264", "times_s": UNEVEN}, marks=video("a variable frame rate, with gaps")),
         pytest.param("c.webm", {"codec": "libvpx-vp9", "times_s": UNEVEN}, marks=video("VP9 in `.webm`")),
-        pytest.param("d.mp4", {"codec": "libx264", "pix": "yuv420p10le"}, marks=video("ten bits a colour")),
-        pytest.param("d.mkv", {"codec": "ffv1", "pix": "gray16le"}, marks=video("grey of 16 bits (thermal cameras)")),
+        pytest.param("d.mp4", {"codec": "libx264", "pix": "yuv420p10le"}, marks=video("10-bit colour")),
+        pytest.param("d.mkv", {"codec": "ffv1", "pix": "gray16le"}, marks=video("16-bit grey (thermal cameras)")),
         pytest.param("e.mov", {"codec": "qtrle", "pix": "argb"}, marks=video("pictures with alpha")),
         pytest.param("e.gif", {"codec": "gif", "pix": "rgb8"}, marks=video("`.gif`")),
         pytest.param("f.mkv", {"codec": "ffv1", "size": (49, 67), "pix": "yuv444p"}, marks=video("odd sizes")),
@@ -76,7 +76,7 @@ def test_frames_are_those_of_pyav(tmp_path: Path, name: str, settings: dict[str,
     as_pyav(write(tmp_path / name, **{"times_s": STEADY, **settings}), per_s)
 
 
-@video("raw `.h264` and `.hevc`, without time stamps")
+@video("raw `.h264` and `.hevc`, without timestamps")
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
 def test_pictures_without_time_stamps_come_at_the_streams_rate(tmp_path: Path, codec: str) -> None:
     path = write(tmp_path / ("a.h264" if codec == "libx264" else "a.hevc"), STEADY, codec=codec, bit_rate=200_000)
@@ -118,7 +118,7 @@ def turned(path: Path, matrix: tuple[int, ...]) -> Path:
     return path
 
 
-@video("packets that cannot be decoded: the others are taken in, a warning counts them")
+@video("packets that cannot be decoded: the others are ingested, a warning counts them")
 def test_a_damaged_packet_costs_what_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.mov", STEADY, codec="png", pix="rgb24")
     whole = reference(path)
@@ -140,7 +140,7 @@ def packets(path: Path) -> list[bytes]:
         return [bytes(packet) for packet in container.demux(video=0) if packet.size]
 
 
-@video("time stamps that begin again (joined recordings)", "frigate")
+@video("timestamps that restart (joined recordings)", "frigate")
 def test_time_stamps_that_begin_again_go_on(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"{first}.ts", STEADY, codec="libx264", first=first).read_bytes() for first in (0, 40)]
     (tmp_path / "both.ts").write_bytes(b"".join(parts))
@@ -152,7 +152,7 @@ def test_time_stamps_that_begin_again_go_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(later[0].pixels, frames[60].pixels)
 
 
-@video("time stamps that jump, are missing, negative or huge")
+@video("timestamps that jump, are missing, negative or huge")
 @pytest.mark.parametrize(
     ("stamps", "times_s"),
     [
@@ -193,11 +193,11 @@ def ruled_out(name: str, data: bytes | None, match: str, what: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        ruled_out("a.mp4", b"", "cannot open the video .*a.mp4: Invalid data", "a file of no bytes"),
+        ruled_out("a.mp4", b"", "cannot open the video .*a.mp4: Invalid data", "an empty file"),
         ruled_out("a.mp4", None, "cannot open the video .*a.mp4: Invalid data", "`.mp4` without its `moov`"),
         ruled_out("a.bin", bytes(range(256)), "cannot open the video .*a.bin: Invalid data", "other files"),
-        ruled_out("a.wav", b"sound", "a.wav holds no video stream", "sound alone"),
-        ruled_out("a.mp3", b"cover", "a.mp3 holds no video stream", "sound with a cover picture"),
+        ruled_out("a.wav", b"sound", "a.wav holds no video stream", "audio only"),
+        ruled_out("a.mp3", b"cover", "a.mp3 holds no video stream", "audio with a cover picture"),
     ],
 )  # fmt: skip
 def test_what_holds_no_video_is_refused(tmp_path: Path, name: str, data: bytes | None, match: str) -> None:
@@ -291,7 +291,7 @@ def test_a_camera_that_is_interrupted_is_opened_again_and_nothing_is_waited_for(
     assert "was interrupted" in caplog.text
 
 
-@video("a camera whose time stamps begin again, or jump, in one connection", "frigate")
+@video("a camera whose timestamps restart or jump in one connection", "frigate")
 def test_a_camera_that_begins_again_in_one_connection_goes_on(tmp_path: Path) -> None:
     (one, two), number = shown(tmp_path)
     with camera(one + two) as address:
@@ -326,7 +326,7 @@ def test_a_camera_without_time_stamps_goes_by_the_clock(
     assert [frame.time_s for frame in taken] == [number / 2 for number in range(30)]
 
 
-@video("a camera that is taken in again later continues with its newest picture")
+@video("a camera that is ingested again later: continues with its newest picture")
 def test_a_camera_that_is_taken_in_again_shows_its_first_picture_at_once(tmp_path: Path) -> None:
     (_, two), number = shown(tmp_path)
     with camera(two) as address:
@@ -334,7 +334,7 @@ def test_a_camera_that_is_taken_in_again_shows_its_first_picture_at_once(tmp_pat
     assert (frame.number, number(frame.pixels) > 90) == (4000, True)
 
 
-@video("a recording at an address ends, and is not read twice")
+@video("a recording at a URL that ends")
 def test_an_address_with_a_length_is_no_camera(tmp_path: Path) -> None:
     one = shown(tmp_path)[0][0]
     head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(one)}\r\n\r\n".encode()
@@ -373,7 +373,7 @@ def test_a_password_is_in_no_name_and_no_message(at: str, name: str, caplog: pyt
         assert "secret" not in said
 
 
-@video("recordings without a length in their head")
+@video("recordings without a length in the header")
 def test_a_file_without_a_length_is_measured(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mkv", STEADY, format="matroska", options={"live": "1"})
     assert Video(path).length_s() == pytest.approx(4.0, abs=0.2)

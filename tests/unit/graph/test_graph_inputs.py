@@ -133,7 +133,7 @@ def case(peer: str, what: str, make: Callable[[], Any], edges: torch.Tensor = ED
         case("DGL", "`DGLGraph` with `ndata`, int32", dgl),
         case("DGL", "`(sources, targets)`", lambda: {"edge_index": (EDGES[0], EDGES[1]), "num_nodes": 6}),
         case("OGB", "dictionary with `node_feat`", lambda: {**OGB, "edge_feat": None}),
-        case("networkx", "`DiGraph` with words as names", lambda: networkx(nx.DiGraph)),
+        case("networkx", "`DiGraph` with words as vertex names", lambda: networkx(nx.DiGraph)),
         case("networkx", "`Graph`: both directions", lambda: networkx(nx.Graph), UNDIRECTED[:, [0, 1, 2, 3, 4, 5, 10]]),
         case("networkx", "`MultiGraph`", lambda: networkx(nx.MultiGraph), UNDIRECTED),
         case("networkx", "edges with `weight=1`", lambda: networkx(nx.DiGraph, weight=1.0)),
@@ -164,7 +164,7 @@ OGB = {"edge_index": EDGES.numpy(), "node_feat": X.numpy(), "num_nodes": 6}
 WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, ">i4")
 
 
-@brought("graphs", "NumPy", "every type of whole numbers")
+@brought("graphs", "NumPy", "every integer type")
 @pytest.mark.parametrize("kind", WHOLE)
 def test_every_whole_number_is_an_id(kind: Any) -> None:
     index = EDGES.numpy().astype(kind)
@@ -261,7 +261,7 @@ def plain() -> Data:
             lambda: cleared(networkx(nx.DiGraph, weight=0.5)),
         ),
         refused(
-            *("networkx", "whole numbers as names, out of order"),
+            *("networkx", "integers as vertex names, out of order"),
             lambda: nx.Graph([(0, 2), (2, 1)]),
             r"nx\.convert_node_labels_to_integers\(graph, ordering='sorted'\)",
             plain,
@@ -316,20 +316,20 @@ def listed(what: str, content: str | bytes, match: str | None = None) -> Any:
     ("content", "match"),
     [
         listed("blanks, a comment, a blank last line", "# from to\n" + text("  ") + "\n"),
-        listed("tabs, CRLF, comments behind edges", text("\t", " # why\r\n")),
-        listed("commas and a line of names", "source,target\n" + text(", ")),
+        listed("tabs, CRLF, comments after edges", text("\t", " # why\r\n")),
+        listed("commas and a header line", "source,target\n" + text(", ")),
         listed("a byte-order mark", b"\xef\xbb\xbf" + text(";").encode()),
         listed("gzip", gzip.compress(text(",").encode())),
         listed("weights that are 1", "src,dst,weight\n" + text(",", rest=",1")),
         listed("networkx's `write_edgelist`", text(" ", rest=" {}")),
-        listed("KONECT's heading", "% asym unweighted\n" + text(" ")),
+        listed("a KONECT header", "% asym unweighted\n" + text(" ")),
         listed("weights", text(" ", rest=" 0.5"), "line 1, '0 1 0.5': .*keep two columns"),
         listed("target before source", "target,source\n" + text(","), "columns source and target, in this order"),
         listed("a column of row numbers", ",source,target\n0,0,1\n", "line 1, .*give two numbers"),
         listed("another number of columns", text(" ") + "4\n", "line 7, '4': give two numbers"),
-        listed("other separators in one file", text(" ") + "4,5\n", "line 7, '4,5'"),
+        listed("mixed separators in one file", text(" ") + "4,5\n", "line 7, '4,5'"),
         listed("ids below 0 or not whole", "0 1\n-1 2\n", "line 2, '-1 2'"),
-        listed("words as names", text(" ") + "ann bob\n", "line 7, 'ann bob'"),
+        listed("words as vertex names", text(" ") + "ann bob\n", "line 7, 'ann bob'"),
         listed("MatrixMarket", "%%MatrixMarket matrix\n", "scipy.io.mmread"),
         listed("UTF-16", text(" ").encode("utf-16"), "line 1, "),
         listed("an empty file", "", "holds no edges"),

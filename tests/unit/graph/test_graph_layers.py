@@ -130,7 +130,7 @@ BATCH_NORMS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "`BatchNorm1d(affine=False, track_running_stats=False)`": (
         nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False), (WIDTH,)),
     "`BatchNorm1d` over `[N, C, L]`": (nn.BatchNorm1d(2), (2, WIDTH // 2)),
-    "PyG's `BatchNorm`, which has torch's inside": (PyGNorm(), (WIDTH,)),
+    "PyG's `BatchNorm`": (PyGNorm(), (WIDTH,)),
     "`LayerNorm`": (nn.LayerNorm(WIDTH), (WIDTH,)),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_a_norm_is_that_of_one_process(cut: Path, name: str, some: bool) -> None
             ("`PairNorm`", PairNorm(), "PairNorm"),
             ("`GraphSizeNorm`", SizeNorm(), "SizeNorm"),
             ("`HeteroBatchNorm`", HeteroNorm(), "HeteroNorm"),
-            ("a batch norm with a `forward` of yours", OwnBatchNorm(WIDTH), "OwnBatchNorm"),
+            ("a batch norm with a custom `forward`", OwnBatchNorm(WIDTH), "OwnBatchNorm"),
             ("`nn.MultiheadAttention` over vertices", Attention(), "attention.attention"),
             ("`nn.Softmax(dim=0)`", nn.Softmax(dim=0), "Softmax"),
             ("`nn.LSTM` along vertices", nn.LSTM(WIDTH, WIDTH), "LSTM"),

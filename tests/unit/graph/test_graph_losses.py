@@ -83,8 +83,8 @@ LOSSES: dict[str, tuple[Any, Tensor]] = {
     "`soft_margin_loss`": (F.soft_margin_loss, SIGN),
     "`hinge_embedding_loss`": (F.hinge_embedding_loss, SIGN),
     "`poisson_nll_loss`": (F.poisson_nll_loss, BITS),
-    "a module of yours with `reduction`": (Focal(), CLASS),
-    "a function of yours that divides by its positives": (partial(by_positives, reduction="mean"), BITS),
+    "a custom module with `reduction`": (Focal(), CLASS),
+    "a function that divides by its positives": (partial(by_positives, reduction="mean"), BITS),
 }  # fmt: skip
 
 
@@ -133,16 +133,16 @@ def column(criterion: Callable[..., Tensor], output: Tensor, y: Tensor) -> Calla
     [
         pytest.param(size, *given, marks=brought("losses", "torch", f"`g.loss`: {what}", refused=True))
         for what, size, *given in [
-            ("a loss for each vertex, `reduction='none'`", 1, partial(F.mse_loss, reduction="none"), REAL, "leave th"),
+            ("one loss for each vertex, `reduction='none'`", 1, partial(F.mse_loss, reduction="none"), REAL, "leave th"),
             ("`size_average=False`", 1, partial(F.mse_loss, size_average=False), REAL, "size_average= or reduce="),
             ("`mse_loss` of outputs `[N, C]` and labels `[N]`", 1, F.mse_loss, REAL[:, 0], r"y\[:, None\]"),
             ("`cross_entropy` of labels `[N, 1]`", 1, F.cross_entropy, CLASS[:, None], r"y\[:, 0\]"),
             ("`cross_entropy` of classes as floats", 1, F.cross_entropy, CLASS.double(), r"y\.long\(\)"),
-            ("labels of another part", 1, F.cross_entropy, CLASS[1:], "has 40 rows"),
+            ("labels of another worker's part", 1, F.cross_entropy, CLASS[1:], "has 40 rows"),
             ("a function without `reduction`, on several workers", 2, lambda a, b: F.mse_loss(a, b), REAL, "partial"),
             ("`criterion.forward`, on several workers", 2, nn.MSELoss().forward, REAL, "forward does not take"),
             ("a root of a mean, on several workers", 2, rooted_square, BITS, "is not a sum over vertices"),
-            ("a mean over what outputs decide, on several workers", 2, over_outputs, BITS, "labels alone"),
+            ("a mean over a number that outputs determine, on several workers", 2, over_outputs, BITS, "labels alone"),
         ]
     ],
 )
@@ -183,8 +183,8 @@ def test_accuracy_of_columns(cut: Path) -> None:
     [
         pytest.param(*given, marks=brought("losses", "PyG", f"`g.accuracy`: {what}", refused=True))
         for what, *given in [
-            ("one logit a vertex", REAL[:, :1], CLASS, None, r"torch\.cat\(\[-z, z\], 1\)"),
-            ("several labels a vertex", REAL, BITS, None, "one label a row"),
+            ("one logit for each vertex", REAL[:, :1], CLASS, None, r"torch\.cat\(\[-z, z\], 1\)"),
+            ("several labels for each vertex", REAL, BITS, None, "one label a row"),
             ("masks of integers", REAL, CLASS, CLASS, r"mask\.bool\(\)"),
             ("masks of several splits", REAL, CLASS, BITS.bool(), r"mask\[:, 0\]"),
             ("indices of a split, as OGB's", REAL, CLASS, CLASS[:9], r"index_fill\(0, at, 1\)"),

@@ -69,7 +69,7 @@ def test_an_encoder_trains_without_its_output_projections() -> None:
         torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
 
 
-@brought("second order", "kfac-pytorch", "a bad batch that the loop leaves out after its backward pass")
+@brought("second order", "kfac-pytorch", "a bad batch that the loop skips after its backward pass")
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_batch_that_the_loop_leaves_out_leaves_no_trace(passes: int) -> None:
     def part() -> KFAC:

@@ -210,7 +210,7 @@ class Endless(RandomSampler):
     """Draws in a way of its own."""
 
 
-@brought("loops", "PyTorch", "a sampler of one's own that draws 10**10 indices", refused=True)
+@brought("loops", "PyTorch", "a custom sampler that draws 10**10 indices", refused=True)
 def test_so_many_draws_in_another_way_are_refused() -> None:
     with refusal(r"Endless draws 10000000000 indices.*RandomSampler\(replacement=True\)"):
         crew(Numbers(20), sampler=Endless(range(20), replacement=True, num_samples=10**10))
