@@ -72,7 +72,7 @@ def test_an_objective_of_optuna_has_the_trials_of_optuna(objective: Any, tmp_pat
     assert [one.state for one in exported.trials] == [optuna.trial.TrialState.COMPLETE] * 4
 
 
-@brought("searches", "Optuna", "`raise optuna.TrialPruned` raised by the objective")
+@brought("searches", "Optuna", "`optuna.TrialPruned` raised by the objective")
 def test_an_objective_may_prune_its_trial_itself(tmp_path: Path) -> None:
     result = run(peers.gives_up, tmp_path)
     known = real(peers.gives_up)
@@ -281,7 +281,9 @@ def test_choices_may_differ_where_no_searcher_learns(tmp_path: Path) -> None:
     ({"timeout": 3}, "write time_budget_s="),
     ({"evaluated_rewards": [1]}, "write warm_start="),
 ])  # fmt: skip
-@brought("searches", "Optuna, Ray Tune, FLAML", "arguments with the other tool's name, or of another type", refused=True)
+@brought(
+    "searches", "Optuna, Ray Tune, FLAML", "arguments with the other tool's name, or of another type", refused=True
+)
 def test_an_argument_that_cannot_be_meant_is_refused(given: dict[str, Any], why: str, tmp_path: Path) -> None:
     with refusal(why):
         run(peers.takes_two, tmp_path / "run", TWO, **given)

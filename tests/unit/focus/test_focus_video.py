@@ -334,7 +334,7 @@ def test_a_camera_that_is_taken_in_again_shows_its_first_picture_at_once(tmp_pat
     assert (frame.number, number(frame.pixels) > 90) == (4000, True)
 
 
-@video("a recording at a URL that ends")
+@video("a recording at a URL is read once, to its end")
 def test_an_address_with_a_length_is_no_camera(tmp_path: Path) -> None:
     one = shown(tmp_path)[0][0]
     head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(one)}\r\n\r\n".encode()

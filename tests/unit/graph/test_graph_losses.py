@@ -133,7 +133,13 @@ def column(criterion: Callable[..., Tensor], output: Tensor, y: Tensor) -> Calla
     [
         pytest.param(size, *given, marks=brought("losses", "torch", f"`g.loss`: {what}", refused=True))
         for what, size, *given in [
-            ("one loss for each vertex, `reduction='none'`", 1, partial(F.mse_loss, reduction="none"), REAL, "leave th"),
+            (
+                "one loss for each vertex, `reduction='none'`",
+                1,
+                partial(F.mse_loss, reduction="none"),
+                REAL,
+                "leave th",
+            ),
             ("`size_average=False`", 1, partial(F.mse_loss, size_average=False), REAL, "size_average= or reduce="),
             ("`mse_loss` of outputs `[N, C]` and labels `[N]`", 1, F.mse_loss, REAL[:, 0], r"y\[:, None\]"),
             ("`cross_entropy` of labels `[N, 1]`", 1, F.cross_entropy, CLASS[:, None], r"y\[:, 0\]"),

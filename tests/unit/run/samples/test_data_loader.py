@@ -177,7 +177,9 @@ def test_a_new_loop_ends_an_iterator_that_is_still_held_and_that_one_does_not_go
         next(held)
 
 
-@brought("loops", "PyTorch", "`DataLoader(data, batch_size=None)`, for data sets that yield whole batches", refused=True)
+@brought(
+    "loops", "PyTorch", "`DataLoader(data, batch_size=None)`, for data sets that yield whole batches", refused=True
+)
 def test_without_a_batch_size_it_is_refused() -> None:
     with refusal(r"batch_size=None.*session\.step"):
         one(Numbers(8), batch_size=None)
