@@ -173,7 +173,7 @@ def test_what_went_wrong_is_shown_with_how_to_play_it_again() -> None:
 def test_some_can_be_played_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def played(cases: Sequence[FaultCase], progress: object) -> list[PlayedFault]:
+    def played(cases: Sequence[FaultCase], progress: object, play: object) -> list[PlayedFault]:
         asked.extend(case.number for case in cases)
         return [PlayedFault(case=cases[0], struck=True, resumed=False, wrong=(), took_s=1.0, said="")]
 

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.parameter_server import ZmqLine
@@ -29,6 +31,16 @@ def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
     assert "shard 0 of the parameter server was killed by SIGKILL and is started again" in done.stderr
     for number in range(2):
         assert not psutil.pid_exists(json.loads((run / "server" / f"shard-{number}.address").read_text())["pid"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the loopback has one address only")
+def test_shards_of_an_elastic_run_listen_where_workers_of_other_machines_reach_them(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("")
+    words = ["--nproc", "1", "--elastic", "1:2", "--servers", "1", "--rdzv-endpoint", f"127.0.0.2:{quiet_ports(1)[0]}"]
+    run_script(["-m", "uneven", "run", *words, "--run-dir", tmp_path / "run", script], timeout_s=100)
+    where = json.loads((tmp_path / "run" / "server" / "shard-0.address").read_text())["remote"]
+    assert where.startswith("tcp://127.0.0.2:")
 
 
 def test_a_shard_that_dies_at_once_again_and_again_is_given_up(

@@ -262,6 +262,25 @@ def faults(
     """
 
 
+@bench("machines", whole="half an hour", quick="a minute and a half")
+def machines(
+    quick: Quick = False,
+    json: Json = False,
+    seed: Seed = None,
+    faults: Annotated[int | None, typer.Option("--faults", metavar="N", min=1, help="The number of faults.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="K[-L]", help="Play the K-th fault alone, or those from K to L.")
+    ] = None,
+) -> None:
+    """300 faults between machines: does each run end in time and in words?
+
+    Three hosts in network namespaces, a launcher on each; a fourth has the store of elastic runs. Hosts die, are cut
+    off, links lose packets or stall, disks are full or hang, clocks jump. Does each run end or continue as the page of
+    limits says, name the culprit, leave nothing over, and lose or double no sample? Needs root. --only K plays one
+    again.
+    """
+
+
 @bench("elastic", whole="an hour", case="ten minutes", quick="a minute and a half")
 def elastic(
     quick: Quick = False,

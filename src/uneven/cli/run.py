@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -182,7 +183,7 @@ def run(
     }  # fmt: skip
     with (
         ends_with_a_line(directory, ", so nothing was balanced; or it named another journal"),
-        shards(directory, servers, tables, members, growing=elastic is not None),
+        shards(directory, servers, tables, members, start),
         ray_workers(start, ray, directory, said),
     ):
         launch.run(start, run_directory=directory)
@@ -217,20 +218,25 @@ def members_of(start: launch.Launch, **shards: int) -> int:
 
 
 @contextmanager
-def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool) -> Iterator[None]:
+def shards(run: Path, servers: int, tables: int, members: int, start: launch.Launch) -> Iterator[None]:
     """Run the shards of a parameter server and the servers of embedding tables as long as the workers. Raises
     LaunchError if they cannot be started."""
+    growing = start.elastic is not None
     with ExitStack() as stack:
-        if servers:
+        if servers or tables:
             from uneven.runtime.messages.keys import SERVER
             from uneven.runtime.messages.process import ShardKeeper
+            from uneven.runtime.messages.sockets import LOOPBACK
 
-            stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
+            # Workers on other machines may join, so the shards listen where the run's store does. They need IPv4.
+            host = start.meeting[0] if growing and not start.alone else ""
+            bind = f"tcp://{socket.gethostbyname(host)}" if host and ":" not in host else LOOPBACK
+        if servers:
+            stack.enter_context(ShardKeeper(run / SERVER, servers, members, bind=bind, growing=growing))
         if tables:
             from uneven.embedding.table_host import PROGRAM, TABLES
-            from uneven.runtime.messages.process import ShardKeeper
 
-            stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
+            stack.enter_context(ShardKeeper(run / TABLES, tables, members, bind=bind, program=PROGRAM))
         yield
 
 

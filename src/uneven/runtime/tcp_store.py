@@ -30,12 +30,16 @@ def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
 
     store: Store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     if gone_s > 0.0:
-        _fail_after(port, gone_s)
+        fail_after(port, gone_s)
     return store
 
 
-def _fail_after(port: int, gone_s: float) -> None:
-    """Set the time-out of all this process's connections to ``port``: torch hides its stores' descriptors."""
+def fail_after(port: int, gone_s: float) -> None:
+    """Let all this process's connections to ``port`` fail after ``gone_s`` without an answer of that machine.
+
+    Linux only; elsewhere the kernel's own limit holds (minutes).
+    """
+    # torch hides its stores' descriptors.
     listing = Path("/proc/self/fd")
     if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
         return
@@ -45,7 +49,8 @@ def _fail_after(port: int, gone_s: float) -> None:
                 # dup: the socket object closes its descriptor, and torch still needs the original.
                 with socket.socket(fileno=os.dup(int(name))) as line:
                     if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
-                        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))
+                        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * gone_s), _MOST_MS))
 
 
+_MOST_MS = 2**31 - 1
 _NETWORK = (socket.AF_INET, socket.AF_INET6)

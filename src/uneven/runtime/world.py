@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -166,6 +167,8 @@ def report_failures() -> None:
                 if _printed(Path(path), text):
                     return
             except OSError as problem:
+                with suppress(OSError):
+                    Path(path).unlink(missing_ok=True)  # the launcher fails on half a report
                 print(f"uneven: could not write {path} for the launcher: {problem.strerror}", file=sys.stderr)
         before(kind, error, error.__traceback__)
 

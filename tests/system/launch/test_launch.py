@@ -289,6 +289,45 @@ def test_two_machines_meet(tmp_path: Path) -> None:
     assert [worker["WORLD_SIZE"] for worker in reports(run, 2)] == ["2", "2"]
 
 
+SERVED = """
+import os, signal, sys, torch, uneven
+from torch.utils.data import TensorDataset
+rank, strikes = int(os.environ["RANK"]), sys.argv[1:]
+session = uneven.Session()
+model = torch.nn.Linear(1, 1)
+session.setup(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+for step, (x,) in enumerate(session.loader(TensorDataset(torch.zeros(40, 1)), 4)):
+    if rank == 1 and step == 2:
+        for pid in [os.getppid()] * ("launcher" in strikes) + [os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
+    model(x).sum().backward()
+    optimizer.step()
+session.close()
+print(f"rank {rank} is through")
+"""
+
+
+@pytest.mark.parametrize("strikes", [(), ("launcher",)])
+def test_a_launcher_does_not_wait_five_minutes_for_one_that_is_gone(tmp_path: Path, strikes: tuple[str, ...]) -> None:
+    (port,) = quiet_ports(1)
+    (tmp_path / "served.py").write_text(SERVED)
+    words = ["-m", "uneven", "run", "--nproc", "1", "--nnodes", "2", "--master-port", port, "--run-dir", "run"]
+    words += ["--sync", "asp", "--timeout", "5"]
+    there = {**os.environ, "TMPDIR": str(tmp_path)}  # a launcher that is killed leaves its folder
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                Script([*words, "--node-rank", rank, "served.py", *strikes], cwd=tmp_path, env=there, merged=True)
+            )
+            for rank in range(2)
+        )
+        said, said_there = first.communicate(100)[0], second.communicate(100)[0]
+    assert first.returncode == 0, said
+    assert "rank 0 is through" in said
+    assert second.returncode == (-9 if strikes else 137), said_there
+    assert strikes or "was killed by SIGKILL, and no worker of this launcher is left" in said_there
+
+
 def test_modules_and_mistakes(tmp_path: Path) -> None:
     script(tmp_path)
     done = uneven("run", "--run-dir", "here", "-m", "worker", "--flag", cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""Machines on a network with lines that can be cut, for the faults of ``uneven bench elastic``. Needs root."""
+"""Machines on a network with lines that can be cut, for the faults of ``uneven bench elastic`` and ``machines``. Needs
+root."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from uneven.cluster.pure.describe.spec import Node
 
 
 class Machines:
-    """A number of machines on one switch. Raises LaunchError: ``ip`` fails, with its output. OSError: the system does
-    not allow a namespace."""
+    """A number of machines on one switch; ``relayed`` lines can also lose and delay packets. Raises LaunchError: ``ip``
+    fails, with its output. OSError: the system does not allow a namespace."""
 
-    def __init__(self, count: int) -> None:
-        nodes = [Node(name=f"machine{index}") for index in range(count)]
+    def __init__(self, count: int, *, relayed: bool = False) -> None:
+        # A line with a latency leads through a process, where it begins at 0.
+        nodes = [Node(name=f"machine{index}", latency_s=0.001 * relayed) for index in range(count)]
         self._wiring = Wiring(nodes)
-        self._network = EmulatedNetwork(self._wiring, netem=True)  # unused: no line has a latency
+        self._network = EmulatedNetwork(self._wiring, netem=not relayed)
         # Without names for the addresses, torch would ask a name server for them, and in IPv6.
         lines = [f"{form}{names.address(i)} {one.name}" for i, one in enumerate(nodes) for form in ("", "::ffff:")]
         self._hosts = "\n".join(["127.0.0.1 localhost", *lines, ""])
@@ -40,6 +42,11 @@ class Machines:
     def mend(self, index: int) -> None:
         """Undo :meth:`cut`."""
         self._pass(index, math.inf)
+
+    def delay(self, index: int, latency_s: float, loss: float = 0.0) -> None:
+        """Delay all packets from and to a relayed machine, and lose this part of them."""
+        for device in (self._wiring.up(index), self._wiring.down(index)):
+            self._network.delay(device, latency_s, loss)
 
     def close(self) -> None:
         self._network.close()

@@ -12,15 +12,15 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rich.table import Table
 
 from uneven.errors import ConfigError
-from uneven_bench.faults.cases import FaultCase, draw
-from uneven_bench.faults.play import PlayedFault, play
+from uneven_bench.faults.cases import draw
+from uneven_bench.faults.play import play
 from uneven_bench.harness.show import Progress, table_of
 
 FAULTS, FEW = 200, 16
@@ -30,6 +30,17 @@ _LOOK_EVERY_S = 0.05
 _SHOWN = 1500  # characters from the end of the output of a failed run
 
 
+class Judged(Protocol):
+    """A case that was played."""
+
+    @property
+    def wrong(self) -> Sequence[str]: ...
+
+
+Case = TypeVar("Case")
+Played = TypeVar("Played", bound=Judged)
+
+
 def run(quick: bool, progress: Progress, seed: int | None = None, only: str | None = None) -> dict[str, Any]:
     """Play 200 faults, some at a time; with ``quick``, 16. ``seed``: draws the cases; ``only``: the number of one case,
     or "K-L" for several in a row. Result: ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``,
@@ -37,8 +48,8 @@ def run(quick: bool, progress: Progress, seed: int | None = None, only: str | No
     each wrong end its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``. Raises ConfigError:
     there are no such cases."""
     seed = SEED if seed is None else seed
-    numbers = range(FEW if quick else FAULTS) if only is None else _numbers(only)
-    played = play_all([draw(seed, number) for number in numbers], progress)
+    numbers = range(FEW if quick else FAULTS) if only is None else numbers_of(only)
+    played = play_all([draw(seed, number) for number in numbers], progress, play)
     bad = [one for one in played if one.wrong]
     return {
         "seed": seed,
@@ -55,7 +66,8 @@ def run(quick: bool, progress: Progress, seed: int | None = None, only: str | No
     }
 
 
-def _numbers(only: str) -> range:
+def numbers_of(only: str) -> range:
+    """Return the cases of "K" or "K-L". Raises ConfigError: it is neither."""
     first, dash, last = only.partition("-")
     last = last if dash else first
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
@@ -63,11 +75,13 @@ def _numbers(only: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def play_all(cases: Sequence[FaultCase], progress: Progress) -> list[PlayedFault]:
-    """Play these in parallel, and return them in the order of the cases."""
+def play_all(
+    cases: Sequence[Case], progress: Progress, play: Callable[[Case, Path], Generator[None, None, Played]]
+) -> list[Played]:
+    """Play these in parallel, and return them in the order of the cases. Each result has what was ``wrong``."""
     waiting = list(enumerate(cases))[::-1]
-    playing: dict[int, Generator[None, None, PlayedFault]] = {}
-    played: dict[int, PlayedFault] = {}
+    playing: dict[int, Generator[None, None, Played]] = {}
+    played: dict[int, Played] = {}
     with tempfile.TemporaryDirectory(prefix="uneven-faults-") as parent:
         try:
             while waiting or playing:

@@ -109,8 +109,9 @@ class EmulatedNetwork:
         before_bit_per_s, latency_s = self._set.get(device, (math.inf, 0.0))
         self._shape(device, bit_per_s, latency_s, before_bit_per_s)
 
-    def delay(self, device: CableEnd, latency_s: float) -> None:
-        """Set the latency of packets out of a device. Raises LaunchError if ``tc`` fails or the relay has ended."""
+    def delay(self, device: CableEnd, latency_s: float, loss: float = 0.0) -> None:
+        """Set the latency of packets out of a device, and the part of them that is lost, which takes the relay. Raises
+        LaunchError if ``tc`` fails or the relay has ended."""
         number = self._delayed.get(device)
         if number is None:
             bit_per_s, _ = self._set.get(device, (math.inf, 0.0))
@@ -119,7 +120,7 @@ class EmulatedNetwork:
         assert self._relay is not None
         assert self._relay.stdin is not None
         try:
-            self._relay.stdin.write(f"{number} {latency_s!r}\n".encode())
+            self._relay.stdin.write(f"{number} {latency_s!r} {loss!r}\n".encode())
         except BrokenPipeError:
             raise LaunchError(self.broken()) from None
 

@@ -2,8 +2,9 @@
 DESCRIPTORS``.
 
 It is for kernels that cannot delay packets (without netem). DESCRIPTORS are pairs in JSON, one for each cable. A line
-on standard input such as ``2 0.04`` sets the latency of a direction in seconds, initially 0. Direction 2 k leads from
-the first to the second device of pair k, 2 k + 1 back. The process ends with its standard input.
+on standard input such as ``2 0.04 0.05`` sets the latency of a direction in seconds, and the part of its frames to
+drop. Both are initially 0. Direction 2 k leads from the first to the second device of pair k, 2 k + 1 back. The process
+ends with its standard input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import select
 import sys
 import time
@@ -35,11 +37,14 @@ class DelayLine:
 
     def __init__(self) -> None:
         self.latency_s = 0.0  # from now on; after a decrease frames still keep their order
+        self.loss = 0.0  # part of the frames that is lost
         self.next_s = float("inf")  # time at which a frame is due; infinite without any
         self._under_way: deque[tuple[float, bytes]] = deque()
         self._last_s = 0.0
 
     def put(self, frame: bytes, now_s: float) -> None:
+        if self.loss and random.random() < self.loss:
+            return
         self._last_s = max(now_s + self.latency_s, self._last_s)
         self._under_way.append((self._last_s, frame))
         self.next_s = self._under_way[0][0]
@@ -96,8 +101,10 @@ class Relay:
         text = os.read(self._orders, 4096)
         *lines, self._half = (self._half + text).split(b"\n")
         for line in lines:
-            number, latency_s = line.split()
-            self._out[int(number)][0].latency_s = float(latency_s)
+            number, latency_s, loss = line.split()
+            direction, _ = self._out[int(number)]
+            direction.latency_s = float(latency_s)
+            direction.loss = float(loss)
         return bool(text)
 
 

@@ -104,8 +104,9 @@ class RollCall:
         if len(set(states.values())) > 1:
             return PeerError(
                 f"{what}: the ranks wait for each other in different exchanges ({_places(states)}): all ranks must run "
-                f"the same loop. Look for a break, continue or return that only some ranks reach, or for pieces of a "
-                f"batch (x.split(n)), whose number differs by rank (noticed by rank {self._rank}: {short})"
+                f"the same loop. Look for a break, continue or return that only some ranks reach, for pieces of a "
+                f"batch (x.split(n)), whose number differs by rank, or for a connection that broke when some ranks had "
+                f"completed an exchange and others had not (noticed by rank {self._rank}: {short})"
             )
         return PeerError(
             f"{what} failed on rank {self._rank} although all {self._size} ranks are alive and wait in it: the "

@@ -35,6 +35,7 @@ from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
 from uneven.runtime.installed import FOLDER, VERSION
 from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_coming, mark_expendable
+from uneven.runtime.tcp_store import fail_after
 from uneven.runtime.timeout_call import within
 from uneven.runtime.world import World, discover, is_loopback, report_failures
 
@@ -134,6 +135,7 @@ def _store(world: World, timeout_s: float) -> c10d.Store:
     where = f"tcp://{host}:{world.port}" if world.port else "env://"  # torch's error names the missing MASTER_PORT
     # Size 1, so that the store does not wait for the other ranks: `_await_all` does, and can name the missing ones.
     store: c10d.Store = next(rendezvous(where, world.rank, 1, timeout=limit))[0]
+    fail_after(world.port, timeout_s)  # else the way out of a session would wait for a machine that has lost its power
     return store
 
 

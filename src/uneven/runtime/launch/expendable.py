@@ -18,6 +18,7 @@ class ExpendableWorkers:
         self.lost: dict[int, Death] = {}  # rank → end of each worker that the others do without
         self.silent: dict[int, str] = {}  # rank → description of each worker killed because it hung
         self.left: dict[int, Left] = {}  # rank → end of each worker with exit code 0
+        self.waits_s = 0.0  # longest wait of a worker for another one; 0 if none was expendable
         self._throttled = throttled
         self._pulse = SilenceMeter()
         self._told: set[int] = set()
@@ -80,4 +81,7 @@ class ExpendableWorkers:
         return found
 
     def _said(self, rank: int) -> Expendable | None:
-        return None if self._run_directory is None else expendable_of(self._run_directory, rank)
+        said = None if self._run_directory is None else expendable_of(self._run_directory, rank)
+        if said is not None:
+            self.waits_s = max(self.waits_s, said.timeout_s)
+        return said

@@ -66,11 +66,12 @@ def gone(death: Death) -> str:
     return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
 
-def all_gone(lost: Sequence[Death]) -> LaunchError:
-    """Return the error for a run in which each death was tolerated until no worker was left."""
+def all_gone(lost: Sequence[Death], *, here: bool = False) -> LaunchError:
+    """Return the error for a run in which each death was tolerated until no worker was left; ``here``: on this machine
+    of several."""
     last = lost[-1]
     how, code = _how(last)
-    message = f"{_who(last)} {how}, and nobody is left{_cause(last)}"
+    message = f"{_who(last)} {how}, and {'no worker of this launcher' if here else 'nobody'} is left{_cause(last)}"
     return LaunchError(f"{message}\n{_before(lost[:-1])}" if lost[1:] else message, code)
 
 

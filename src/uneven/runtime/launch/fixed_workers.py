@@ -20,23 +20,26 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.elastic.utils.api import macros
 
 from uneven.errors import LaunchError, UnevenError, access
 from uneven.runtime.jobs import Command, Events, How, Stop
 from uneven.runtime.launch.expendable import ExpendableWorkers
 from uneven.runtime.launch.failure import Death, all_gone, blame, gone, left_alone, stopped_by, through_without
-from uneven.runtime.launch.launch_spec import Launch, run_id
+from uneven.runtime.launch.launch_spec import DEFAULT_PORT, Launch, run_id
 from uneven.runtime.launch.local_workers import CoreShares, LocalWorker, LocalWorkers
 from uneven.runtime.launch.output import WorkerOutput
 from uneven.runtime.launch.preflight import check, local_workers
 from uneven.runtime.launch.rendezvous import rendezvous
 from uneven.runtime.launch.worker_env import role, shutdown_within_s, variables
+from uneven.runtime.tcp_store import fail_after
 from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.runtime.timeout_call import within
 
 _ROLE = "default_role"  # torchrun's name of the only kind of workers
 _OTHERS_END_WITHIN_S = 300.0
+_SAYS_WITHIN_S = 1.0  # until a launcher has written into the store that it has ended
 _LOOK_EVERY_S = 0.1
 
 _MEETING_ERRORS = (RendezvousError, UnevenError, RuntimeError, ValueError, OSError)
@@ -220,10 +223,13 @@ class FixedWorkers(LocalWorkers):
     def _await_others(self, found: RendezvousInfo) -> None:
         """Wait until the workers of all machines have finished: they may need the store of this one."""
         keys = [f"finished/{one}" for one in range(found.world_size)]
+        within_s = self._others_end_within_s
+        port = parse_rendezvous_endpoint(self._launch.rendezvous_endpoint, default_port=DEFAULT_PORT)[1]
+        fail_after(port, within_s)  # the machine of the store may be the one that has failed
 
         def wait() -> None:
             found.store.set(keys[found.rank], "")
-            found.store.wait(keys, timedelta(seconds=_OTHERS_END_WITHIN_S))
+            found.store.wait(keys, timedelta(seconds=within_s))
 
         try:
             self._apart(wait)
@@ -231,7 +237,18 @@ class FixedWorkers(LocalWorkers):
             return  # the launcher with the store has ended
         except DistStoreError:
             late = ", ".join(str(one) for one, key in enumerate(keys) if not found.store.check([key]))
-            print(f"uneven: machine {late} has not finished within {_OTHERS_END_WITHIN_S:g} s", file=sys.stderr)
+            print(f"uneven: machine {late} has not finished within {within_s:g} s", file=sys.stderr)
+
+    @property
+    def _others_end_within_s(self) -> float:
+        if len(self._expendable.lost) == self._count and not self._keeps_store:
+            return _SAYS_WITHIN_S
+        # By then the others have finished, too, or given up.
+        return min(_OTHERS_END_WITHIN_S, self._expendable.waits_s or _OTHERS_END_WITHIN_S)
+
+    @property
+    def _keeps_store(self) -> bool:
+        return self._launch.backend != "static" or self._launch.node_rank == 0
 
     @property
     def _pids(self) -> dict[int, int]:
@@ -255,7 +272,7 @@ class FixedWorkers(LocalWorkers):
             return blame(
                 deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left, then=then
             )
-        return all_gone(lost) if len(lost) == self._count else None
+        return all_gone(lost, here=self._launch.nodes[1] > 1) if len(lost) == self._count else None
 
     def _end(self, number: int) -> None:
         """End all workers with a signal; another signal to this process means immediately."""

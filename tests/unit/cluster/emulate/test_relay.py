@@ -34,6 +34,15 @@ def test_frames_come_out_in_their_order_after_the_latency() -> None:
     assert direction.next_s == float("inf")
 
 
+def test_a_line_loses_the_part_of_the_frames_that_it_is_given() -> None:
+    direction = DelayLine()
+    direction.loss = 0.25
+    for _ in range(4000):
+        direction.put(b"frame", 1.0)
+    arrived = sum(1 for _ in iter(lambda: direction.get(1.0), None))
+    assert 2800 < arrived < 3200, "seven times the standard deviation on both sides"
+
+
 @contextmanager
 def relay(cables: int) -> Iterator[tuple[subprocess.Popen[bytes], list[socket.socket]]]:
     """The process, and the far ends of its devices."""
@@ -75,8 +84,8 @@ def test_every_direction_of_every_cable_has_a_latency_of_its_own() -> None:
         assert process.stdin is not None
         for one, other in ((a, b), (b, a), (c, d), (d, c)):
             takes_s(one, other)
-        process.stdin.write(b"0 0.3\n3 0.1")  # an order may come in two pieces
-        process.stdin.write(b"5\n")
+        process.stdin.write(b"0 0.3 0.0\n3 0.1")  # an order may come in two pieces
+        process.stdin.write(b"5 0.0\n")
         while takes_s(d, c) < 0.15:  # until it has heard of both
             pass
         assert takes_s(a, b) >= 0.3

@@ -115,6 +115,8 @@ def test_the_end_of_the_run_is_told_with_those_lost_before(lost: list[Death]) ->
     assert last.exit_code == 137
     assert str(last).startswith("rank 2 (process 102) was killed by SIGKILL, and nobody is left; ")
     assert str(last).endswith(before) == bool(lost)
+    here = all_gone([*lost, KILLED], here=True)
+    assert str(here).startswith("rank 2 (process 102) was killed by SIGKILL, and no worker of this launcher is left; ")
     needed = Death(rank=0, pid=100, exit_code=7, stops="it held the copy")
     error = blame([needed], first_s=0.0, shutdown_within_s=10.0, lost=lost)
     assert error.exit_code == 7

@@ -24,6 +24,21 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+def test_a_worker_whose_report_does_not_fit_leaves_no_half_of_it(tmp_path: Path) -> None:
+    """torch's launcher ends with a traceback on half a report."""
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import resource; from uneven.runtime.world import report_failures\n"
+        "report_failures()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "raise ValueError('a bad label')\n"
+    )
+    report = tmp_path / "report.json"
+    done = run_script([script], env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(report)})
+    assert done.returncode == 1
+    assert not report.exists()
+
+
 @pytest.mark.parametrize("taken", [0, 2])
 def test_no_inode_is_left_in_the_temporary_folder(full: Path, taken: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")

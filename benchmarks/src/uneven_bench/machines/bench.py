@@ -1,0 +1,101 @@
+"""``uneven bench machines``: faults of hosts, links, disks and clocks in runs on three hosts.
+
+Each host is a network namespace with its launcher; the store of an elastic run is on a fourth. A seed and a number draw
+each case (:mod:`uneven_bench.machines.cases`), and :mod:`uneven_bench.machines.judge` looks at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.cluster.emulate.capabilities import why_no_latency
+from uneven.errors import LaunchError
+from uneven.testing.ranks import stop_pool
+from uneven_bench.elastic.machines import why_no_machines
+from uneven_bench.faults.bench import numbers_of, play_all
+from uneven_bench.machines.cases import draw
+from uneven_bench.machines.clock import build
+from uneven_bench.machines.play import play
+from uneven_bench.harness.show import Progress
+
+FAULTS, FEW = 300, 12
+SEED = 1369  # its first twelve cases have each kind and each policy
+_SHOWN = 3000  # characters from the end of the output of a wrong run
+
+
+def run(
+    quick: bool, progress: Progress, seed: int | None = None, faults: int | None = None, only: str | None = None
+) -> dict[str, Any]:
+    """Play 300 cases, some at a time; with ``quick``, 12. ``seed``: draws the cases; ``faults``: their number;
+    ``only``: one case, or "K-L". Result: ``seed``, ``faults``, ``right`` and ``wrong`` (numbers of ends), ``missed``
+    (runs that ended before their fault), ``longest_s`` (from a fault to the last end), ``lost`` and ``twice`` (samples,
+    against a promise), ``kinds`` (the number of each), ``clocks`` (False without a C compiler: clocks stay), ``left``
+    (namespaces and mounts afterwards) and ``ends``: ``number``, ``case``, errors and output of each wrong one. Raises
+    ConfigError: there are no such cases; LaunchError: this machine has no namespaces."""
+    if problem := why_no_machines() or why_no_latency():
+        raise LaunchError(f"uneven bench machines: {problem}")
+    numbers = range(faults or (FEW if quick else FAULTS)) if only is None else numbers_of(only)
+    seed = SEED if seed is None else seed
+    before = _left()
+    with _clocks() as clocks:
+        played = play_all([draw(seed, number) for number in numbers], progress, play)
+    bad = [one for one in played if one.wrong]
+    return {
+        "seed": seed,
+        "faults": len(played),
+        "right": len(played) - len(bad),
+        "wrong": len(bad),
+        "missed": [one.case.number for one in played if not one.struck],
+        "longest_s": round(max(one.took_s for one in played), 1),
+        "lost": sum(one.verdict.lost for one in played),
+        "twice": sum(one.verdict.twice for one in played),
+        "kinds": dict(sorted(Counter(strike.kind for one in played for strike in one.case.strikes).items())),
+        "clocks": clocks,
+        "left": sorted(_left() - before),
+        "ends": [
+            {"number": one.case.number, "case": one.case.words, "wrong": list(one.wrong), "said": one.said[-_SHOWN:]}
+            for one in bad
+        ],
+    }
+
+
+@contextmanager
+def _clocks() -> Iterator[bool]:
+    """Load the library that shifts clocks into the processes of all cases."""
+    with tempfile.TemporaryDirectory(prefix="uneven-clock-") as folder:
+        library = build(Path(folder))
+        stop_pool()  # it forks all processes, and may run already
+        os.environ |= {"LD_PRELOAD": str(library)} if library is not None else {}
+        try:
+            yield library is not None
+        finally:
+            os.environ.pop("LD_PRELOAD", None)
+            stop_pool()
+
+
+def _left() -> set[str]:
+    """Return the network namespaces that this process holds, and the mounts that it sees."""
+    found = {f"mount {line.split()[4]}" for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add(os.readlink(one))
+    return {one for one in found if one.startswith(("mount ", "net:"))}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    counts = f"{result['right']} of {result['faults']} as they have to end, {result['lost']} samples lost"
+    table = Table(title=f"Machines, seed {result['seed']}: {counts}, {result['twice']} twice", box=SIMPLE_HEAD)
+    for name in ("replay", "case", "wrong"):
+        table.add_column(name)
+    for one in result["ends"]:
+        table.add_row(f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
+    return [table]
