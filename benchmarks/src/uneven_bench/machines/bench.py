@@ -22,10 +22,10 @@ from uneven.errors import LaunchError
 from uneven.testing.ranks import stop_pool
 from uneven_bench.elastic.machines import why_no_machines
 from uneven_bench.faults.bench import numbers_of, play_all
+from uneven_bench.harness.show import Progress
 from uneven_bench.machines.cases import draw
 from uneven_bench.machines.clock import build
 from uneven_bench.machines.play import play
-from uneven_bench.harness.show import Progress
 
 FAULTS, FEW = 300, 12
 SEED = 1369  # its first twelve cases have each kind and each policy

@@ -18,13 +18,13 @@ import psutil
 
 from uneven_bench.elastic.machines import Machines
 from uneven_bench.forked.scripts import Script
+from uneven_bench.harness.marked import MARK, running
 from uneven_bench.machines.cases import BLIP_S, CLOCK_S, HOSTS, LOSS, STALL_S, STORE, MachinesCase, Strike, expected
 from uneven_bench.machines.clock import shift
 from uneven_bench.machines.judge import HostEnd, Verdict, judge
-from uneven_bench.harness.marked import MARK, running
 
 _IMPORTED = (
-    "uneven.cli.run", "uneven.cli.store", "uneven.runtime.launch.agent", "uneven.runtime.launch.elastic_workers",
+    "uneven.cli.run", "uneven.cli.store", "uneven.runtime.launch.fixed_workers", "uneven.runtime.launch.elastic_workers",
     "uneven_bench.elastic.inside", "uneven_bench.machines.inside", "uneven_bench.machines.script", "rich.console",
 )  # fmt: skip
 _STARTS_WITHIN_S, _GONE_WITHIN_S = 90.0, 5.0
