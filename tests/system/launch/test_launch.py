@@ -290,14 +290,18 @@ def test_two_machines_meet(tmp_path: Path) -> None:
 
 
 SERVED = """
-import os, signal, sys, torch, uneven
+import os, pathlib, signal, sys, time, torch, uneven
 from torch.utils.data import TensorDataset
 rank, strikes = int(os.environ["RANK"]), sys.argv[1:]
 session = uneven.Session()
 model = torch.nn.Linear(1, 1)
 session.setup(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+struck = pathlib.Path("struck")
 for step, (x,) in enumerate(session.loader(TensorDataset(torch.zeros(40, 1)), 4)):
+    while rank == 0 and not struck.exists():  # otherwise it may train on all samples before the other comes so far
+        time.sleep(0.01)
     if rank == 1 and step == 2:
+        struck.touch()
         for pid in [os.getppid()] * ("launcher" in strikes) + [os.getpid()]:
             os.kill(pid, signal.SIGKILL)
     model(x).sum().backward()

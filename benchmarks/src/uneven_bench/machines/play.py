@@ -24,9 +24,15 @@ from uneven_bench.machines.clock import shift
 from uneven_bench.machines.judge import HostEnd, Verdict, judge
 
 _IMPORTED = (
-    "uneven.cli.run", "uneven.cli.store", "uneven.runtime.launch.fixed_workers", "uneven.runtime.launch.elastic_workers",
-    "uneven_bench.elastic.inside", "uneven_bench.machines.inside", "uneven_bench.machines.script", "rich.console",
-)  # fmt: skip
+    "uneven.cli.run",
+    "uneven.cli.store",
+    "uneven.runtime.launch.fixed_workers",
+    "uneven.runtime.launch.elastic_workers",
+    "uneven_bench.elastic.inside",
+    "uneven_bench.machines.inside",
+    "uneven_bench.machines.script",
+    "rich.console",
+)
 _STARTS_WITHIN_S, _GONE_WITHIN_S = 90.0, 5.0
 _PORT = 29500
 _PIPE_BYTES = 4096

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.journal.paths import rank_path
+from uneven.journal.reader import rank_path
 from uneven.runtime.world import discover
 from uneven_bench.machines.cases import BATCH, EPOCHS, SAMPLES
 
