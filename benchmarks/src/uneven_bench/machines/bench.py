@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cluster.emulate.capabilities import why_no_latency
@@ -22,7 +21,7 @@ from uneven.errors import LaunchError
 from uneven.testing.ranks import stop_pool
 from uneven_bench.elastic.machines import why_no_machines
 from uneven_bench.faults.bench import numbers_of, play_all
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.machines.cases import draw
 from uneven_bench.machines.clock import build
 from uneven_bench.machines.play import play
@@ -92,10 +91,10 @@ def _left() -> set[str]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        (f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
+        for one in result["ends"]
+    ]
     counts = f"{result['right']} of {result['faults']} as they have to end, {result['lost']} samples lost"
-    table = Table(title=f"Machines, seed {result['seed']}: {counts}, {result['twice']} twice", box=SIMPLE_HEAD)
-    for name in ("replay", "case", "wrong"):
-        table.add_column(name)
-    for one in result["ends"]:
-        table.add_row(f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
-    return [table]
+    title = f"Machines, seed {result['seed']}: {counts}, {result['twice']} twice"
+    return [table_of(title, ("replay", "case", "wrong"), rows, show_lines=True)]
