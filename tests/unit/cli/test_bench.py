@@ -16,6 +16,7 @@ from uneven.cli import main, progress
 from uneven_bench.balancers import bench as balancers
 from uneven_bench.commands import app
 from uneven_bench.faults import bench as faults
+from uneven_bench.faults.play import PlayedFault
 
 BENCHES = [one.name for one in app.registered_commands if one.name]
 
@@ -96,13 +97,13 @@ def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
 ) -> None:
     now_s = 0.0
 
-    def lives(case: faults.FaultCase, folder: Path) -> Generator[None, None, faults.PlayedFault]:
+    def lives(case: faults.FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
         """A run that takes four seconds, and every third one ends wrongly."""
         nonlocal now_s
         yield
         now_s += 4.0
         wrong = ("left behind: x",) if case.number % 3 == 0 else ()
-        return faults.PlayedFault(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
+        return PlayedFault(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
 
     monkeypatch.setattr(faults, "play", lives)
     monkeypatch.setattr(faults, "FEW", 7)

@@ -29,7 +29,7 @@ class HostEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HostsVerdict:
     """What was wrong, and the samples that were lost or used twice against a promise."""
 
     wrong: tuple[str, ...]
@@ -37,7 +37,7 @@ class Verdict:
     twice: int
 
 
-def judge(case: MachinesCase, ends: Mapping[int, HostEnd]) -> Verdict:
+def judge(case: MachinesCase, ends: Mapping[int, HostEnd]) -> HostsVerdict:
     """Return the errors in the ends of all hosts of a case."""
     died = {one.host for one in case.strikes if one.kind == "die"}
     wrong = [
@@ -47,7 +47,7 @@ def judge(case: MachinesCase, ends: Mapping[int, HostEnd]) -> Verdict:
     ]
     lost, twice = _samples(case, ends)
     wrong += [f"{len(some)} samples {how}, as {some[0]}" for how, some in (("lost", lost), ("twice", twice)) if some]
-    return Verdict(wrong=tuple(wrong), lost=len(lost), twice=len(twice))
+    return HostsVerdict(wrong=tuple(wrong), lost=len(lost), twice=len(twice))
 
 
 def _end(case: MachinesCase, host: int, ends: Mapping[int, HostEnd]) -> Iterator[str]:

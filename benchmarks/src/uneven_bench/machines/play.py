@@ -21,7 +21,7 @@ from uneven_bench.forked.scripts import Script
 from uneven_bench.harness.marked import MARK, running
 from uneven_bench.machines.cases import BLIP_S, CLOCK_S, HOSTS, LOSS, STALL_S, STORE, MachinesCase, Strike, expected
 from uneven_bench.machines.clock import shift
-from uneven_bench.machines.judge import HostEnd, Verdict, judge
+from uneven_bench.machines.judge import HostEnd, HostsVerdict, judge
 
 _IMPORTED = (
     "uneven.cli.run",
@@ -40,13 +40,13 @@ _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedCase:
+class PlayedStrikes:
     """A case, played. ``struck``: all faults came before the end of the training; ``took_s``: from the last fault to
     the last end; ``said``: the output of all hosts."""
 
     case: MachinesCase
     struck: bool
-    verdict: Verdict
+    verdict: HostsVerdict
     took_s: float
     said: str
 
@@ -64,7 +64,7 @@ class _Host:
     left: list[str] = field(default_factory=list)
 
 
-def play(case: MachinesCase, folder: Path) -> Generator[None, None, PlayedCase]:
+def play(case: MachinesCase, folder: Path) -> Generator[None, None, PlayedStrikes]:
     """Play a case in this empty folder, as a generator: others may be played between two yields."""
     with ExitStack() as stack:
         game = _Game(case, folder, stack)
@@ -72,7 +72,7 @@ def play(case: MachinesCase, folder: Path) -> Generator[None, None, PlayedCase]:
         yield from game.strike()
         yield from game.end()
         ends = game.ends()
-        return PlayedCase(
+        return PlayedStrikes(
             case=case,
             struck=len(game.case.strikes) == len(case.strikes),
             verdict=judge(game.case, ends),
