@@ -167,5 +167,5 @@ def test_a_large_simulation_tells_its_speed_and_memory() -> None:
     found = many(workers=12, iterations=3)
     assert set(found) == {"took_s", "peak_bytes", "events_per_s"}
     assert all(value > 0 for value in found.values())
-    with pytest.raises(LaunchError, match="simulating 0 workers failed"):
+    with pytest.raises(LaunchError, match="many 0 3 … failed"):
         many(workers=0, iterations=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -128,6 +129,15 @@ def namespaces_of(pid: int) -> set[str]:
     return {link for link in _links(Path(f"/proc/{pid}/fd")) if link.startswith("net:[")}
 
 
+def _is_of_another_test(process: psutil.Process) -> bool:
+    """Return whether another process of pytest-xdist has started it."""
+    with contextlib.suppress(psutil.Error):
+        here = psutil.Process()
+        tests = {one.pid for one in here.parent().children()} if os.environ.get("PYTEST_XDIST_WORKER") else set()
+        return bool({one.pid for one in process.parents()} & tests - {here.pid})
+    return False
+
+
 def left_of(runs: list[str], namespaces: set[str], marks: tuple[str, ...]) -> set[str]:
     """Everything on this machine that belongs to these emulations, in words.
 
@@ -141,6 +151,8 @@ def left_of(runs: list[str], namespaces: set[str], marks: tuple[str, ...]) -> se
         command = " ".join(process.info["cmdline"] or ())
         if any(mark in command for mark in marks):
             found.add(f"process {process.pid}: {command[:120]}")
+        if _is_of_another_test(process):
+            continue  # the kernel gives the number of a removed namespace to the next one
         links = {*_links(Path(f"/proc/{process.pid}/fd")), *_links(Path(f"/proc/{process.pid}/ns"))}
         found |= {f"{one} of {process.pid}" for one in links & namespaces}
     mounts = Path("/proc/self/mountinfo").read_text()

@@ -20,11 +20,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from uneven.errors import ConfigError, PeerError
 from uneven.runtime.messages.keys import Keys, address, local_target, publish, server_keys
-from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
 
 LOOPBACK = "tcp://127.0.0.1"
 _DOMAIN = b"uneven"
 _TICK_S = 0.05
+FRAME_BYTES = 8 << 20  # the largest frame: twice a piece of either protocol, for the overhead of encryption
 _QUEUE = 64  # the messages that may wait for one worker. It asks again for lost replies.
 
 _LINGER_MS = 1000
@@ -94,7 +94,7 @@ class ShardSockets:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        socket.setsockopt(zmq.MAXMSGSIZE, 2 * PIECE_BYTES)  # of a frame, including the overhead of encryption
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         return socket
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from uneven.runtime.messages.sockets import FRAME_BYTES
 from uneven.runtime.parameter_server.pure.wire import (
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -121,3 +122,7 @@ def test_thousands_of_malformed_messages_change_nothing() -> None:
     counts = fuzz(3_000, seed=1)
     assert sum(counts.values()) == 3_000
     assert len(counts) >= 15  # reasons that were seen
+
+
+def test_a_frame_has_room_for_a_piece_and_its_encryption() -> None:
+    assert FRAME_BYTES == 2 * PIECE_BYTES
