@@ -169,6 +169,7 @@ class StepLedger:
         self._after: tuple[Exchange, ...] = ()  # the plan's exchanges after the step
         self._background: tuple[Exchange, ...] = ()  # the plan's exchanges in the background
         self._waits_for_all = False
+        self._in_groups: tuple[Exchange, ...] = ()  # those of the plan whose merges keep something in groups
         self._owed: tuple[Exchange, ...] = ()
         self._under_way = False  # whether a delayed outcome has not entered yet
         self._steps: list[StepTaken] = []  # unmerged
@@ -178,6 +179,7 @@ class StepLedger:
     def take(self, plan: StepPlan) -> None:
         """Take a plan, which rarely differs from that of the step before."""
         self.plan = plan
+        self._in_groups = tuple(filter(self._keeps_apart, plan.exchanges))  # now: a newcomer makes all to a group
         self._after, self._background = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
         if self.served:  # the servers of parties exchange what these plan to exchange
             own = (*at_moment(plan, Moment.BACKWARD), *self._after)
@@ -279,7 +281,7 @@ class StepLedger:
             averaged = (one.members for one in self.plan.exchanges if one.payload is Payload.GRADIENT)
             return not any(map(self._are_all, averaged))
         # Groups whose merge keeps something move from different places, until an exchange of all.
-        return not self.equal and any(map(self._keeps_apart, self.plan.exchanges))
+        return not self.equal and any(map(self._keeps_apart, self._in_groups))
 
     @property
     def in_regions(self) -> bool:

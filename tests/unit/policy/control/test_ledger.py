@@ -311,6 +311,16 @@ def test_a_newcomer_makes_replicas_unequal_and_a_loss_does_not() -> None:
     assert not one.ledger.equal
 
 
+@pytest.mark.parametrize("policy", ["diloco:every=2", "bmuf:every=2", "diloco:every=1"])
+def test_replicas_that_have_just_met_are_not_apart_when_a_newcomer_comes(policy: str) -> None:
+    one = Driver(policy)
+    one.step()
+    one.step()
+    one.ledger.members_changed((0, 1, 2, 3), 1)
+    assert not one.ledger.apart, "at the end of an epoch the others would settle without the newcomer"
+    assert not list(one.ledger.settling())
+
+
 def test_a_change_in_the_middle_of_a_step_plans_the_step_again() -> None:
     """Others may have known the members before they began it, and all make the same exchanges of it."""
     one = Driver("geo", members=(0, 1, 2), grouped=True)
