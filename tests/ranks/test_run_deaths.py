@@ -147,7 +147,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
 
     code, said = found["nobody"]
     assert code in (5, 6), said
-    assert f"ended with exit code {code}, and nobody is left" in said
+    assert f"ended with exit code {code}, and no worker is left" in said
 
     code, said = found["stopped"]
     assert code == 0, said

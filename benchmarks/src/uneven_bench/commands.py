@@ -349,7 +349,7 @@ def recommendation(quick: Quick = False, json: Json = False, case: Case = None, 
     against one process, DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and
     server. Then log loss after one pass in virtual time, against one process, a synchronous batch of the same size and
     foreground twins, each tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in
-    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer goes on.
+    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer continues.
 
     Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint. --quick plays one round of a part of them
     and one seed; --report draws how it scales.

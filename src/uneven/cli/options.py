@@ -30,7 +30,7 @@ _WHERE = {
 
 
 class Naming(TyperCommand):
-    """A command whose help lists plug-ins by name in the place of :data:`BALANCERS` and the like."""
+    """A command whose help lists plug-ins by name instead of :data:`BALANCERS` and the like."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         parameter: Any

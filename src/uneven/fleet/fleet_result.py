@@ -70,7 +70,7 @@ def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[Member
 _GANTT_NOTE = (
     "A bar is a member on a device, from its first epoch with a group to its last. The dark part of its height is the "
     "share of the time in which it computed; the pale part waited for the shared samples or for the slower members. "
-    "White is a device that nobody used."
+    "White is an unused device."
 )
 
 

@@ -44,7 +44,7 @@ def _faults(name: str, case: dict[str, dict[str, Any]]) -> Table:
         rows,
         collapse_padding=True,
         pad_edge=False,
-        caption="lost, twice: samples of epochs that were over; ended: survivors that a fault ended; † nobody went on",
+        caption="lost, twice: samples of epochs that were over; ended: survivors that a fault ended; † none continued",
     )
 
 

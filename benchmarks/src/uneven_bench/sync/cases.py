@@ -123,7 +123,7 @@ def cases() -> dict[str, SyncCase]:
     for workers, (net, mbit) in product(SIZES, (NETS | {"straggler": math.inf, "both": NETS["100mbit"]}).items()):
         slow = net not in NETS
         who = f"{workers} workers, one of them {SLOW} times slower," if slow else f"{workers} equal workers"
-        speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+        speed = "links without a limit" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
         found[f"{net}-{workers}"] = SyncCase(
             name=f"{net}-{workers}",
             about=f"{who} on {speed}",

@@ -77,7 +77,7 @@ def _overall(result: dict[str, Any]) -> Table:
         what = f"shadow policies, least of the unsynchronised samples/s ({worst['policy']} in {worst['case']})"
         rows.append((what, f"{result['shadow_of_unsynchronised']:.3f}"))
     if result["shadow_of_bare"] is not None:
-        rows.append(("the same of what is left beside gloo's bare sums", f"{result['shadow_of_bare']:.3f}"))
+        rows.append(("the same of the time that gloo's bare sums leave", f"{result['shadow_of_bare']:.3f}"))
     for key, what in (("shadow_vs_ddp_100mbit", "best shadow policy"), ("best_vs_ddp_100mbit", "best policy of ours")):
         if result[key] is not None:
             rows.append((f"{what} reaches DDP's loss at 100 Mbit/s sooner by a factor of", f"{result[key]:.2f}"))

@@ -133,7 +133,7 @@ class Even(Balancer):
 
     def split(self, view: BalanceView) -> Split:
         shares = proportional([1.0] * len(view.members), view.global_batch, view.limits)
-        return Split(shares, "even: the same for everybody")
+        return Split(shares, "even: the same for all workers")
 
 
 # [default] Indistinguishable changes are skipped; a larger value lost as much as it allows, in simulated closed loops

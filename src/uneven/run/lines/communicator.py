@@ -124,7 +124,7 @@ class Contribution:
         return self.sent[: self.own.numel()]
 
     def room(self, spare: Contribution | None) -> None:
-        """Take the memory of ``spare``, which is no longer needed, if it fits; otherwise allocate."""
+        """Take the memory of ``spare``, which is free, if it fits; otherwise allocate."""
         size, dtype = self.own.numel(), self.own.dtype
         if spare is None or not (self.kept and spare.kept) or spare.sent.dtype != dtype or spare.sent.numel() < size:
             self.sent = torch.empty(size, dtype=dtype)

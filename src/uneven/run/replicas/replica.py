@@ -433,7 +433,7 @@ def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sit
     moved = {one.merge for one in coming if one.payload is Payload.DELTA}
     if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in everything):
         raise ConfigError(
-            f"{policy!r} exchanges movements in full, and beside them picked entries or something in the background, "
+            f"{policy!r} exchanges movements in full, together with picked entries or something in the background, "
             f"which would count as moved by this worker: take one of both"
         )
     if len({one.select is None for one in everything if one.delay}) > 1:

@@ -71,7 +71,7 @@ def all_gone(lost: Sequence[Death], *, here: bool = False) -> LaunchError:
     of several."""
     last = lost[-1]
     how, code = _how(last)
-    message = f"{_who(last)} {how}, and {'no worker of this launcher' if here else 'nobody'} is left{_cause(last)}"
+    message = f"{_who(last)} {how}, and {'no worker of this launcher' if here else 'no worker'} is left{_cause(last)}"
     return LaunchError(f"{message}\n{_before(lost[:-1])}" if lost[1:] else message, code)
 
 

@@ -65,7 +65,7 @@ class LocalWorkers(ABC):
 
     @abstractmethod
     def ended(self, worker: LocalWorker) -> None:
-        """Handle the end of a worker that is no longer in `running`."""
+        """Handle the end of a worker that has left `running`."""
 
     def watch(self, rank: int, place: int, error_file: Path, start: Callable[..., Command]) -> LocalWorker:
         """Start a worker with ``start(ended=…)``, whose argument its process calls at its end."""

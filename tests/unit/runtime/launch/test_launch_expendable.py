@@ -113,7 +113,7 @@ def test_the_end_of_the_run_is_told_with_those_lost_before(lost: list[Death]) ->
     last = all_gone([*lost, KILLED])
     assert isinstance(last, LaunchError)
     assert last.exit_code == 137
-    assert str(last).startswith("rank 2 (process 102) was killed by SIGKILL, and nobody is left; ")
+    assert str(last).startswith("rank 2 (process 102) was killed by SIGKILL, and no worker is left; ")
     assert str(last).endswith(before) == bool(lost)
     here = all_gone([*lost, KILLED], here=True)
     assert str(here).startswith("rank 2 (process 102) was killed by SIGKILL, and no worker of this launcher is left; ")
