@@ -76,7 +76,8 @@ def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str
 
                 images(options["data"])  # raise here if it is missing, not in a worker
             takes = quick if options["quick"] else case if options.get("case") and case else whole
-            sys.stderr.write(f"uneven: bench {name} takes about {takes}\n")
+            if not (options.get("only") or options.get("faults")):  # as long as the user's number of cases takes
+                sys.stderr.write(f"uneven: bench {name} takes about {takes}\n")
             found = import_module(where)
             show(lambda told: found.run(progress=told, **options), found.tables, json)
 
