@@ -13,6 +13,7 @@ import typer
 
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
+from uneven.cli.help import HelpfulCommand
 
 FOLDER = Path(__file__).parent / "cli"
 
@@ -39,7 +40,8 @@ def _page(called: str, command: Any, underline: str) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield from (".. code-block:: text", "", f"   {called} {usage}", "", "", *_help(command.help or ""), "")
     yield from (f".. program:: {called}", "")
-    for panel, options in _panels(command).items():
+    panels = command.panels() if isinstance(command, HelpfulCommand) else {}
+    for panel, options in panels.items():
         yield from (f".. rubric:: {panel}", "")
         for option in options:
             yield from _option(option, context)
@@ -56,15 +58,6 @@ def _help(text: str) -> Iterator[str]:
             yield from (head, "", ".. code-block:: text", "", *examples.split("\n"), "")
         else:
             yield from (_plain(block), "")
-
-
-def _panels(command: Any) -> dict[str, list[Any]]:
-    """Return panel → its options, in the order of the help text."""
-    panels: dict[str, list[Any]] = {}
-    for option in command.params:
-        if option.param_type_name == "option" and not option.hidden and option.name != "help":
-            panels.setdefault(option.rich_help_panel or "Options", []).append(option)
-    return panels
 
 
 def _option(option: Any, context: Any) -> Iterator[str]:

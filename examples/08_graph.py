@@ -5,7 +5,7 @@
     uneven run --nproc 2 examples/08_graph.py --parts FOLDER     what uneven graph partition has written
 
 The graph joins each handwritten digit with its nearest ones, and a tenth of them have labels to learn from. A file of
-your own: uneven graph partition FILE FOLDER --shares 4,1.
+your own: uneven graph partition FILE FOLDER --capacities 4,1.
 """
 
 import argparse

@@ -57,13 +57,13 @@ MEASURE = """
 """
 
 
-def uneven(*words: str, columns: int | None = None) -> str:
+def uneven(*words: str, columns: int | None = None, cwd: Path | None = None) -> str:
     """Run a command of the pages; what it writes, with its colours if there are ``columns``."""
     env = dict(os.environ)
     if columns is not None:
         env |= {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(columns)}
     command = [sys.executable, "-m", "uneven", *words]
-    return subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def recorded(runs: Path, name: str, *words: str, target: tuple[str, ...] = ()) -> Path:
@@ -178,7 +178,10 @@ def read_a_run(runs: Path) -> str:
 def _demo(runs: Path) -> Path:
     where = runs / "demo"
     if not where.is_dir():
-        uneven("demo", "--runs", str(where))
+        where.mkdir()
+        uneven("demo", cwd=where)  # it writes into a folder `runs`
+        for one in (where / "runs").iterdir():
+            one.rename(where / one.name)
     return where
 
 

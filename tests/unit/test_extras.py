@@ -59,8 +59,8 @@ CALLS = [
     ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
     ("from uneven import focus", "focus"),
     ("from pathlib import Path; from uneven.cli.watch import _serve; _serve(Path(), 0, 1.0)", "report"),
-    ("from uneven.cli import main; main(['fleet', 'nowhere.toml', '--report', 'page.html'])", "report"),
-    ("from uneven.cli import main; main(['search', 'nowhere.toml', '--report', 'page.html'])", "report"),
+    ("from uneven.cli import main; main(['fleet', 'run', 'nowhere.toml', '--report', 'page.html'])", "report"),
+    ("from uneven.cli import main; main(['search', 'run', 'nowhere.toml', '--report', 'page.html'])", "report"),
     ("from uneven.cli import main; main(['graph', 'partition', 'nowhere.npz', 'p', '--parts', '2'])", "graph"),
     ("import torch; from uneven import graph; graph.partition(torch.tensor([[0], [1]]), 2, path='p')", "graph"),
 ]

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import typer
 
+from uneven.cli import help as helps
 from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
-from uneven.cli.options import Naming
-from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install_hint
+from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install_hint, nearest
 from uneven.runtime.installed import VERSION
 
-HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+HELP: dict[str, Any] = {"help_option_names": helps.NAMES}
 _TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
 """torchrun's options accept both spellings: --nproc-per-node, --nproc_per_node."""
 USAGE_EXIT_CODE = 2  # the exit code for all errors before training starts, as is usual for a wrong flag
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that newer typers have
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -30,24 +33,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8, and may be printed
     try:
-        application(typed)(typed, prog_name="uneven")
+        code = application(typed)(typed, prog_name="uneven", standalone_mode=False)
+    except _UsageError as error:
+        _explain(error)
+        sys.exit(USAGE_EXIT_CODE)
+    except typer.Abort:
+        sys.exit(1)
     except UnevenError as error:
         _complain(error)
         sys.exit(error.exit_code if isinstance(error, LaunchError) else USAGE_EXIT_CODE)
-    sys.exit(0)
+    sys.exit(code or 0)
 
 
 def application(typed: Sequence[str]) -> typer.Typer:
     """Return the typer application for these arguments. Raises UnknownNameError if the first is not a command,
     ConfigError if the command's package is not installed."""
-    asked = typed[0] if typed and not typed[0].startswith("-") else None
+    completing = "_UNEVEN_COMPLETE" in os.environ  # a shell asks, and the words are in other variables
+    words = _words_of_shell() if completing else typed
+    asked = words[0] if words and not words[0].startswith("-") else None
     ours = asked in COMMANDS and COMMANDS[asked].package is None
     commands = COMMANDS if ours else found()  # the search for packages takes longer than everything else here
-    if asked is not None and asked not in commands:
+    if asked is not None and asked not in commands and not completing:
         raise UnknownNameError("command", asked, commands)
     app = typer.Typer(
-        add_completion=False,
-        no_args_is_help=True,
+        cls=helps.HelpfulGroup,
         # Rich's markup would drop "[default: …]" in a help text, and Markdown the line breaks of examples.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -61,15 +70,25 @@ def application(typed: Sequence[str]) -> typer.Typer:
     return app
 
 
+def _words_of_shell() -> list[str]:
+    """Return the words after ``uneven`` on a command line that bash, or another shell, completes."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    try:
+        return shlex.split(line)[1:]
+    except ValueError:  # a quote is not closed yet
+        return line.split()[1:]
+
+
 def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
     # Commands that were not typed get a stand-in, so their modules are not imported.
     what = _load(command) if real else _absent
     if isinstance(what, typer.Typer):
-        app.add_typer(what, name=command.name, short_help=command.short)
+        names = HELP if command.package is None else {"help_option_names": helps.NAMES[:2]}
+        app.add_typer(what, name=command.name, short_help=command.short, context_settings=names)
         return
     app.command(
         command.name,
-        cls=Naming,
+        cls=helps.HelpfulCommand,
         short_help=command.short,
         help=None if real else command.short,  # the function's docstring is the long help
         context_settings=HELP | ({"allow_interspersed_args": False, **_TORCHRUN} if command.passes_on else {}),
@@ -103,10 +122,37 @@ def _top(
     pass
 
 
+def _explain(error: Any) -> None:
+    """Print an error of the command line's syntax, and the way to the help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):  # the help of a group without a command
+        typer.echo(message, err=True)
+        return
+    similar = nearest(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
+    if similar is not None:
+        message = f"{error.message}; did you mean {similar}?"
+    hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
+    _print_error(f"{message.removesuffix('.')}{hint}")
+
+
 def _complain(error: UnevenError) -> None:
+    """Print the lines of the user's own modules that led to an error, and its message."""
+    if os.environ.get("UNEVEN_TRACEBACK") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+        return
+    from uneven.runtime import frames
+
+    for line in frames.own_places(error):
+        typer.echo(line, err=True)
+    _print_error(str(error))
+
+
+def _print_error(message: str) -> None:
     # Imported here, so that commands that succeed do not load rich.
     from uneven.journal.report.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", end=" ", style="bold red")
-    console.print(str(error), style="red")
+    console.print(message, style="red")

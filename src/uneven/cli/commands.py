@@ -26,12 +26,14 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
         CliCommand("simulate", "uneven.cli.simulate:command", "Simulate a described cluster in virtual time."),
         CliCommand("plan", "uneven.cli.plan:command", "Rank balancers and policies for a cluster, with reasons."),
-        CliCommand("fleet", "uneven.cli.fleet:command", "Train many models together on shared data."),
-        CliCommand("search", "uneven.cli.search:command", "Search for the best settings of a training."),
+        CliCommand("fleet", "uneven.cli.fleet:app", "Train many models together on shared data."),
+        CliCommand("search", "uneven.cli.search:app", "Search for the best settings of a training."),
         CliCommand("graph", "uneven.cli.graph:app", "Partition a graph for training on several workers."),
         CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
+        CliCommand("runs", "uneven.cli.runs:runs", "List the runs in a folder, with the next command of each."),
         CliCommand("watch", "uneven.cli.watch:watch", "Show a run, live or afterwards, in the terminal."),
         CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, with charts."),
+        CliCommand("init", "uneven.cli.init:init", "Write a settings file, uneven.toml."),
         CliCommand("demo", "uneven.cli.demo.command:demo", "Compare uneven with DDP on four unequal workers."),
         CliCommand("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
         CliCommand("doctor", "uneven.cli.doctor:doctor", "Test what works on this machine."),
@@ -64,5 +66,7 @@ Examples:
   uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
   uneven simulate demo4 --compare          a described cluster in virtual time, in a second
   uneven watch runs/NAME                   while it runs, or afterwards
+  uneven runs                              all runs in ./runs, each with the next command
   uneven doctor                            before the first run, or when one fails
+  uneven --install-completion              then open a new shell: TAB completes commands and names
 """

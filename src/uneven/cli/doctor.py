@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +20,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from uneven.cli import answer
 from uneven.cluster.emulate import capabilities, emulation_state
 from uneven.cluster.emulate.pure.requirements import Able
 from uneven.errors import ConfigError, install_hint
@@ -62,25 +63,32 @@ class TorchFacts:
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for bug reports."),
+    form: answer.Format = answer.Form.TEXT,
     clean: bool = typer.Option(
         False, "--clean", help="Only remove and list the leftovers of a killed `uneven emulate`."
     ),
 ) -> None:
     """Report the abilities and limits of this machine.
 
-    Each line is a finding with its consequence or cure. The exit code is 0 if training on several workers works here,
-    otherwise 1. The command starts two small processes for a moment to test torch and gloo.
+    Each line is a finding with its consequence or cure. The command starts two small processes for a moment to test
+    torch and gloo.
+
+    Exit codes: 0 training on several workers works here; 1 it does not; 2 wrong option, or --clean without root.
+
+    \b
+    Examples:
+      uneven doctor
+      uneven doctor --format json     for bug reports
+      sudo uneven doctor --clean
     """
     if clean:
         _clean()
         return
-    with Console(stderr=True).status("trying torch and gloo with two processes …"):
+    with Console(stderr=True).status("testing torch and gloo with two processes …"):
         found = findings()
     works = all(finding.level is not Level.MISSING for finding in found)
-    if as_json:
-        rows = [{**asdict(finding), "level": finding.level.value} for finding in found]
-        typer.echo(json.dumps({"works": works, "findings": rows}, ensure_ascii=False))
+    if form is answer.Form.JSON:
+        answer.write({"works": works, "findings": found})
     else:
         show(found, Console(highlight=False))
     raise typer.Exit(0 if works else 1)
@@ -88,12 +96,14 @@ def doctor(
 
 def _clean() -> None:
     if os.geteuid() != 0:
-        raise ConfigError("doctor --clean: only root can have left something, and only root can remove it; use sudo")
+        raise ConfigError(
+            "doctor --clean: only emulations as root leave something, and only root can remove it: use sudo"
+        )
     removed = emulation_state.clean()
     for one in removed:
-        typer.echo(f"removed what was left of {one}")
+        typer.echo(f"removed the leftovers of {one}")
     if not removed:
-        typer.echo("nothing was left of any emulation")
+        typer.echo("no emulation has left anything")
 
 
 def show(found: list[Finding], console: Console) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from uneven.cli import options
+from uneven.cli import complete, options
+from uneven.cli.help import first
 from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
 from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
@@ -18,10 +19,16 @@ from uneven.runtime.launch import Launch
 _CLUSTER = "Cluster"
 
 
+@first(
+    *("--module", "--leave-out", "--unprivileged", "--ready-within", "--elastic"),
+    *("--balance", "--sync", "--seed", "--config", "--run-dir"),
+)
 def command(
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=options.DESCRIBED)],
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help=options.DESCRIBED, autocompletion=complete.clusters)
+    ],
     target: Annotated[
-        list[str], typer.Argument(metavar="-- SCRIPT [ARG]", help="Script to run, with its own arguments after it.")
+        list[str], typer.Argument(metavar="-- SCRIPT [ARG]…", help="Script to run, with its own arguments after it.")
     ],
     module: options.Module = False,
     leave_out: Annotated[
@@ -62,6 +69,8 @@ def command(
     processor time only; other keys raise an error.
 
     Time starts when the training of every worker has started. SCRIPT is any script that runs under `uneven run`.
+
+    Exit codes: 0 success; 2 wrong setting, before the start; 128 + N stopped by signal N; otherwise that of the worker.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The command ``uneven fleet``: train many models on shared data."""
+"""The commands ``uneven fleet …``: train many models on shared data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
+from uneven.cli import answer
+from uneven.cli.help import group, verb
+from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, devices_named, trackers
+from uneven.errors import ConfigError
 from uneven.fleet.pure.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
 from uneven.policy.core.printable import printable
@@ -18,55 +21,51 @@ from uneven.runtime.jobs.begun import DefaultFolder
 if TYPE_CHECKING:
     from uneven.fleet import Result
 
+app = group("Train many models together on shared data.")
 
-def command(
-    ensemble: Annotated[
-        Path, typer.Argument(metavar="ENSEMBLE", help="A TOML file that names members and data.", show_default=False)
-    ],
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A TOML file that names members and data.", show_default=False)
+]
+
+
+@verb(app, "run")
+def run(
+    file: File,
     devices: Devices = "auto",
-    directory: Annotated[
-        Path | None,
-        typer.Option("--directory", help="Checkpoint folder. [default: runs/NAME of the file]", show_default=False),
-    ] = None,
+    run_dir: FolderOf = None,
     batch_rule: Annotated[
         BatchRule,
         typer.Option(
             "--batch-rule",
+            metavar="|".join(one.value for one in BatchRule),
             help="Global batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
         ),
     ] = BatchRule.KEEP,
     engine: Engine = "local",
-    timeout: Annotated[
+    step_timeout: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", help="Longest time for one sample, step or factory."),
+        typer.Option("--step-timeout", metavar="SECONDS", help="Longest time of one sample, step or factory."),
     ] = TIMEOUT_S,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and all curves as HTML.")
-    ] = None,
+    report: Page = None,
     log_to: LogTo = None,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
-    """Train every member of ENSEMBLE, several at a time on shared data.
+    """Train every member of FILE, several at a time on shared data.
 
     After an interruption, the same command continues the work and trains no member twice.
 
     If a member fails, diverges (its loss is NaN) or hangs, the others are still trained, and the exit code is 1. The
     next start tries it again. A sample that cannot be read or hangs ends the run.
 
-    \b
-    Exit code:
-      0    every member is trained
-      1    some have failed; the table gives the reasons, the others are trained
-      2    a wrong setting, or an error of the data, the checkpoints or the devices
-      130  stopped with Ctrl-C
+    Exit codes: 0 every member is trained; 1 some have failed; 2 an error; 130 stopped with Ctrl-C.
 
     \b
     Examples:
-      uneven fleet ensemble.toml
-      uneven fleet ensemble.toml --devices 4
-      uneven fleet ensemble.toml --engine ray --directory /shared/runs/ensemble
-      uneven fleet ensemble.toml --report ensemble.html
-      uneven fleet ensemble.toml --log-to tensorboard:curves
-      uneven fleet ensemble.toml --timeout 1800        # samples or steps that take minutes
+      uneven fleet run ensemble.toml
+      uneven fleet run ensemble.toml --devices 4 --report ensemble.html
+      uneven fleet run ensemble.toml --engine ray --run-dir /shared/runs/ensemble
+      uneven fleet run ensemble.toml --log-to tensorboard:curves
+      uneven fleet run ensemble.toml --step-timeout 1800     samples or steps that take minutes
     """
     # The file names factories of the user's modules, which are in the working directory.
     sys.path.insert(0, str(Path.cwd()))
@@ -76,23 +75,62 @@ def command(
     tools = trackers(log_to)  # a missing tool raises before the training
     if report is not None:
         need("report", "plotly")
-    asked = ensemble_file.read(ensemble)
-    where = DefaultFolder(f"runs/{ensemble.stem}") if directory is None else directory
-    options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)
+    asked, where = ensemble_file.read(file), _folder(file, run_dir)
+    options = fleet.Options(batch_rule=batch_rule, timeout_s=step_timeout)
     try:
         result = fleet.train(asked, devices=devices_named(devices), directory=where, options=options, engine=engine)
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command continues after the last finished pass", err=True)
         # 128 + SIGINT, as shells report it.
         raise typer.Exit(130) from None
-    print(printable(str(result)))
+    _show(result, report, form)
     for tool in tools:
         result.track(tool)
-    if report is not None:
-        result.report(report)
     if result.failed:
         typer.echo(printable(_failures(result)), err=True)
         raise typer.Exit(1)
+
+
+@verb(app, "show")
+def show(file: File, run_dir: FolderOf = None, report: Page = None, form: answer.Format = answer.Form.TEXT) -> None:
+    """Print the members of FILE as they are now.
+
+    The command works during the training and after it.
+
+    \b
+    Examples:
+      uneven fleet show ensemble.toml
+      uneven fleet show ensemble.toml --report ensemble.html
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    from uneven.fleet import Options, Result, ensemble_file
+    from uneven.fleet.engine.fleet_run import asked_for, code_in
+    from uneven.fleet.engine.fleet_state import STATE, load
+    from uneven.runtime.jobs.begun import folder_for
+
+    if report is not None:
+        need("report", "plotly")
+    ensemble = ensemble_file.read(file)
+    folder = folder_for(_folder(file, run_dir), "fleet", code_in(ensemble))
+    if not (folder / STATE).is_file():
+        raise ConfigError(f"{folder} has no run of {file}: start one with `uneven fleet run {file}`")
+    _show(Result(ensemble, load(folder, asked_for(ensemble, Options())), folder), report, form)
+
+
+def _folder(file: Path, run_dir: Path | None) -> Path | str:
+    return DefaultFolder(f"runs/{file.stem}") if run_dir is None else run_dir
+
+
+def _show(result: Result, report: Path | None, form: answer.Form) -> None:
+    if form is answer.Form.JSON:
+        failed = len(result.failed)
+        answer.write(
+            {"directory": result.directory, "metric": result.metric, "failed": failed, "members": result.table}
+        )
+    else:
+        print(printable(str(result)))
+    if report is not None:
+        result.report(report)
 
 
 def _failures(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""The command ``uneven focus``: find objects in recorded video."""
+"""The commands ``uneven focus …``: find objects in recorded video."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from uneven.cli import answer
+from uneven.cli.help import first, group, verb
 from uneven.cli.options import Engine
 from uneven.errors import ConfigError, access
 from uneven.policy.core.printable import printable
@@ -20,45 +22,66 @@ if TYPE_CHECKING:
     from uneven.focus.start import Update
     from uneven.focus.truth import Truth
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Find things in recorded video: cheap at ingest, exact at query."
-)
+app = group("Find things in recorded video: cheap at ingest, exact at query.")
 
-Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `uneven focus ingest` wrote.")]
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `uneven focus ingest` has written.")]
 TruthName = Annotated[
     str, typer.Option("--truth", metavar="MODULE:NAME", help="Expensive network, or a function that returns it.")
 ]
-Side = Annotated[int, typer.Option("--side", help="Side of the square images for the network, in pixels.")]
+Side = Annotated[int, typer.Option("--side", metavar="PIXELS", help="Side of the square images for the network.")]
 
 
-@app.command("ingest")
+@verb(app, "ingest")
+@first(
+    *("--truth", "--into", "--recall", "--precision", "--policy"),
+    *("--per-s", "--sample-s", "--follow", "--engine", "--cores"),
+)
 def ingest(
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO…", help="Files, or addresses such as rtsp://…")],
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO…", help="Files, or addresses such as rtsp://CAMERA.")],
     truth: TruthName,
-    into: Annotated[Path, typer.Option(help="Folder for the index.")] = Path("index"),
-    recall: Annotated[float, typer.Option(help="Share of the frames with a class that a query must return.")] = 0.99,
-    precision: Annotated[float, typer.Option(help="Share of the returned frames that must show the class.")] = 0.99,
-    policy: Annotated[str, typer.Option(help="Goal of the settings: balance, opt-ingest or opt-query.")] = "balance",
+    into: Annotated[Path, typer.Option(metavar="INDEX", help="Folder for the index.")] = Path("index"),
+    recall: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the frames with a class that a query must return.")
+    ] = 0.99,
+    precision: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the returned frames that must show the class.")
+    ] = 0.99,
+    policy: Annotated[
+        str, typer.Option(metavar="balance|opt-ingest|opt-query", help="Goal of the settings.")
+    ] = "balance",
     confidence: Annotated[
-        float, typer.Option(help="Confidence that the sample supports the settings; 0 trusts it and costs less.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Required confidence that the sample supports the settings; 0 trusts the sample and costs less.",
+        ),
     ] = 0.5,
-    per_s: Annotated[float, typer.Option("--per-s", help="Frames to examine in each second of video.")] = 1.0,
-    sample_s: Annotated[float, typer.Option("--sample-s", help="Video examined to choose the settings, in s.")] = 1800,
+    per_s: Annotated[
+        float, typer.Option("--per-s", metavar="N", help="Frames to examine in each second of video.")
+    ] = 1.0,
+    sample_s: Annotated[
+        float, typer.Option("--sample-s", metavar="SECONDS", help="Length of the video that chooses the settings.")
+    ] = 1800,
     same: Annotated[
-        float | None, typer.Option(help="Examine an object once if it changes less than this between frames, of 255.")
+        float | None,
+        typer.Option(
+            metavar="LEVELS", help="Examine an object once if it changes less than this between frames, of 255."
+        ),
     ] = None,
     starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day when the videos start.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow files that still grow.")] = False,
     side: Side = 64,
     engine: Engine = "local",
-    devices: Annotated[
-        int | None, typer.Option(help="Number of cores for ingest. [default: all]", show_default=False)
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of cores for ingest. [default: all]", show_default=False)
     ] = None,
 ) -> None:
     """Index videos, so that they can be searched for objects.
 
     The expensive network labels a sample; cheap networks are trained on it; the cheapest setting that reaches the
     targets indexes the video. After an interruption, the same command continues.
+
+    Exit codes: 0 success; 2 wrong setting, or another error; 130 stopped with Ctrl-C.
 
     \b
     Examples:
@@ -84,70 +107,91 @@ def ingest(
             options=options,
             show=_show(),
             engine=engine,
-            devices=devices,
+            devices=cores,
         )
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; the same command goes on with what is kept in {into}", err=True)
+        typer.echo(f"\nstopped; the same command continues from the index in {into}", err=True)
         raise typer.Exit(130) from None
     print(printable(_summary(index)))
 
 
-@app.command("query")
+@verb(app, "query")
 def query(
     index: Folder,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="Class to find; with --words, a description.")],
     truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="Expensive network of the ingest.")] = None,
     between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Time of day, or seconds (10-20).")] = None,
-    stream: Annotated[list[str] | None, typer.Option(help="Search this stream only. Repeatable.")] = None,
+    stream: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Search this stream only. Repeatable.")
+    ] = None,
     words: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="A focus.Embedding, which compares pictures with texts.")
     ] = None,
-    most: Annotated[int, typer.Option(min=1, help="With --words: number of groups of objects, nearest first.")] = 20,
+    most: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --words: number of groups of objects, nearest first.")
+    ] = 20,
     side: Side = 64,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Print the places of a class as they are found.
+
+    Each place is a line; with --format json, each line is an object.
 
     \b
     Examples:
       uneven focus query monday car --truth mymodels:detector --between 08:00-09:00
       uneven focus query monday car        from the results of earlier queries
+      uneven focus query monday car --format json
       uneven focus query monday "a red car" --words mymodels:clip
     """
     from uneven import focus
 
     opened = focus.open(index, None if truth is None else _truth(truth, side))
-    print("stream\tframe\ttime_s\tbox\tconfidence")
+    if form is answer.Form.TEXT:
+        print("stream\tframe\ttime_s\tbox\tconfidence")
     count, between_ = 0, _between(between)
     if words is None:
         hits = opened.query(name, between_, stream)
     else:
         hits = opened.search(name, _embedding(words), most=most, between=between_, streams=stream)
     for hit in hits:
+        count += 1
+        if form is answer.Form.JSON:
+            answer.write(hit)
+            continue
         # Flushed line by line: results stream, and a pipe must see each one immediately.
         box = ",".join(map(str, hit.box))
         print(printable(f"{hit.stream}\t{hit.frame}\t{hit.time_s:.2f}\t{box}\t{hit.confidence:.3f}"), flush=True)
-        count += 1
     cost = opened.cost
     if words is not None:
         typer.echo(f"{count} objects; {cost.embedded} centroids embedded now", err=True)
         return
     typer.echo(
-        f"{count} objects; {cost.candidates} clusters could hold it: {cost.checked} checked by the truth network, "
-        f"{cost.alike} like one of these, {cost.known} known, {cost.sure} sure",
+        f"{count} objects; {cost.candidates} clusters may contain the class: the truth network checked {cost.checked}, "
+        f"{cost.alike} are like one of these, {cost.known} were known, {cost.sure} are certain",
         err=True,
     )
 
 
-@app.command("tune")
+@verb(app, "tune")
 def tune(
     index: Folder,
     video: Annotated[str, typer.Argument(metavar="VIDEO", help="Fresh video of a stream of the index.")],
     truth: TruthName,
-    sample_s: Annotated[float, typer.Option("--sample-s", help="Video to examine, in seconds.")] = 1800,
+    sample_s: Annotated[
+        float, typer.Option("--sample-s", metavar="SECONDS", help="Length of the video to examine.")
+    ] = 1800,
     check: Annotated[bool, typer.Option("--check", help="Check the targets only, change no settings.")] = False,
     side: Side = 64,
 ) -> None:
-    """Check a stream's settings on fresh video, and choose new ones if a target is missed; nothing is rebuilt."""
+    """Check a stream's settings on fresh video.
+
+    If the settings miss a target, the command chooses new ones; it rebuilds nothing.
+
+    \b
+    Example:
+      uneven focus tune monday tuesday/cam1.mp4 --truth mymodels:detector
+    """
     from uneven import focus
 
     opened = focus.open(index, _truth(truth, side))
@@ -156,15 +200,22 @@ def tune(
     print(printable(str(found)))
     if found.missed and not check:
         chosen = focus.retune(opened, source, focus.Wanted(sample_s=sample_s))
-        print(printable(f"from now on: {chosen.point.setting.network}, K={chosen.point.setting.k}"))
+        print(printable(f"new settings: {chosen.point.setting.network}, K={chosen.point.setting.k}"))
 
 
-@app.command("watch")
+@verb(app, "watch")
 def watch(
     index: Folder,
     every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")] = 1.0,
 ) -> None:
-    """Show the progress of ingest: backlog, objects per second, clusters, cost so far. Ctrl-C ends the view."""
+    """Show the progress of an ingest.
+
+    The view shows the backlog, objects per second, clusters, and the cost so far. Ctrl-C ends the view.
+
+    \b
+    Example:
+      uneven focus watch monday
+    """
     from rich.live import Live
 
     from uneven import focus
@@ -180,21 +231,34 @@ def watch(
             pass
 
 
-@app.command("report")
+@verb(app, "report")
 def report(
     index: Folder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("focus.html"),
-    stream: Annotated[str | None, typer.Option(help="Stream. [default: the first]", show_default=False)] = None,
-    name: Annotated[list[str] | None, typer.Option("--class", help="Show this class only.", show_default=False)] = None,
+    page: Annotated[Path, typer.Option("--report", metavar="FILE", help="HTML file to write.")] = Path("focus.html"),
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stream. [default: the first]", show_default=False)
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="CLASS", help="Show this class only. Repeatable.", show_default=False),
+    ] = None,
 ) -> None:
-    """Write a report on the choice of settings, the cost of each step, and pictures of the found objects."""
+    """Write an HTML report of an index.
+
+    It shows the choice of settings, the cost of each step, and pictures of the found objects.
+
+    \b
+    Example:
+      uneven focus report monday --report monday.html
+    """
     from uneven import focus
-    from uneven.focus.focus_report import page
+    from uneven.focus import focus_report
 
     opened = focus.open(index)
-    with access(f"write the report {output}"):
-        output.write_text(page(opened, stream or next(iter(opened.streams)), name or ()), encoding="utf-8")
-    print(output)
+    with access(f"write the report {page}"):
+        text = focus_report.page(opened, stream or next(iter(opened.streams)), name or ())
+        page.write_text(text, encoding="utf-8")
+    print(page)
 
 
 def _named(name: str, option: str) -> Any:
@@ -212,7 +276,9 @@ def _embedding(name: str) -> Embedding:
     made = _named(name, "--words")
     found = made() if callable(made) else made
     if not isinstance(found, Embedding):
-        raise ConfigError(f"--words {name} is a {type(found).__name__}: give a focus.Embedding, or what makes one")
+        raise ConfigError(
+            f"--words {name} is a {type(found).__name__}: give a focus.Embedding, or a function that returns one"
+        )
     return found
 
 
@@ -223,7 +289,9 @@ def _truth(name: str, side: int) -> Truth:
     if isinstance(made, Truth):
         return made
     if not callable(made):
-        raise ConfigError(f"--truth {name} is of type {type(made).__name__}: give a Truth, a network, or what makes it")
+        raise ConfigError(
+            f"--truth {name} is of type {type(made).__name__}: give a Truth, a network, or a function that returns one"
+        )
     # An object with classes is a network; a class or a function makes one.
     network = made if hasattr(made, "classes") and not isinstance(made, type) else made()
     return network if isinstance(network, Truth) else Truth(network, side=side)
@@ -259,8 +327,8 @@ def _show() -> Callable[[Update], None]:
         if update.tuned is not None:
             point = update.tuned.point
             typer.echo(
-                f"{update.stream}: {point.setting.network}, K={point.setting.k}; {1 / point.ingest:.0f} x less work "
-                f"than the truth network at ingest, {1 / max(point.query, 1e-9):.0f} x at query",
+                f"{update.stream}: {point.setting.network}, K={point.setting.k}; the truth network alone "
+                f"needs {1 / point.ingest:.0f} x the work at ingest, {1 / max(point.query, 1e-9):.0f} x at a query",
                 err=True,
             )
         elif update.reason:
@@ -285,4 +353,4 @@ def _summary(index: VideoIndex) -> str:
     for name, store in index.streams.items():
         counts, _ = store.progress()
         lines.append(f"{name}: {counts['frames']} frames, {counts['objects']} objects, {counts['clusters']} clusters")
-    return "\n".join([*lines, f"ask it: uneven focus query {index.folder} CLASS --truth MODULE:NAME"])
+    return "\n".join([*lines, f"next: uneven focus query {index.folder} CLASS --truth MODULE:NAME"])

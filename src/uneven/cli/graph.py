@@ -1,4 +1,4 @@
-"""The command ``uneven graph``: partition a graph for several workers, inspect it, and forecast its epochs."""
+"""The commands ``uneven graph …``: partition a graph for several workers, inspect it, and forecast its epochs."""
 
 from __future__ import annotations
 
@@ -7,66 +7,99 @@ from typing import Annotated
 
 import typer
 
+from uneven.cli import answer, complete
+from uneven.cli.help import group, verb
 from uneven.cli.options import DESCRIBED
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Partition graphs for full-batch training on several workers."
-)
+app = group("Partition graphs for full-batch training on several workers.")
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `uneven graph partition` has written.")]
 
 
-@app.command("partition")
+@verb(app, "partition")
 def partition(
     file: Annotated[
-        Path, typer.Argument(help="Edges as a text file, or an .npz with edge_index and optional x, y and masks.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Edges as a text file, or an .npz with edge_index and optional x, y and masks."
+        ),
     ],
-    directory: Annotated[Path, typer.Argument(help="Folder to write.")],
-    parts: Annotated[int | None, typer.Option(help="Number of parts. [default: one per share]")] = None,
-    shares: Annotated[
+    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
+    parts: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of parts. [default: one for each capacity]")
+    ] = None,
+    capacities: Annotated[
         str | None, typer.Option(metavar="4,2,1", help="Capacity of each worker, in any unit. [default: equal]")
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="CLUSTER", help="Cluster whose cores and memory set the shares.")
+        str | None,
+        typer.Option(
+            metavar="CLUSTER",
+            help="Cluster whose cores and memory are the capacities.",
+            autocompletion=complete.clusters,
+        ),
     ] = None,
-    method: Annotated[str, typer.Option(help="One of ne, libra, hdrf, dbh, random; metis (extra graph).")] = "ne",
-    beta: Annotated[float, typer.Option(help="Cost of one vertex in all layers, in edges.")] = 10.0,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="One of ne, libra, hdrf, dbh, random; metis (extra graph).")
+    ] = "ne",
+    beta: Annotated[float, typer.Option(metavar="EDGES", help="Cost of one vertex in all layers, in edges.")] = 10.0,
     features: Annotated[int | None, typer.Option(help="Keep the N most frequent features only.", metavar="N")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first vertices of parts, or of the stream order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the first vertices of parts, or of the stream order.")
+    ] = 0,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
-    """Partition a graph, one part for each worker, by their capacities.
+    """Partition a graph, with a part for each worker.
+
+    Parts are in proportion to the capacities of the workers.
 
     \b
     Examples:
       uneven graph partition amazon.npz parts --parts 4
-      uneven graph partition amazon.npz parts --shares 0.5,0.25,0.15,0.1
+      uneven graph partition amazon.npz parts --capacities 4,2,1,1
     """
     from uneven import graph
     from uneven.cli.graph_files import read_graph
 
-    if parts is None and shares is None and by is None:
-        raise ConfigError("give --parts 4, or --shares 4,2,1, or --by cluster.toml")
+    if parts is None and capacities is None and by is None:
+        raise ConfigError("give --parts 4, or --capacities 4,2,1, or --by cluster.toml")
     if by == "speed":
         raise ConfigError("--by speed measures the workers of a run: call graph.partition(…, by='speed') in its script")
-    each = None if shares is None else _numbers("--shares", shares, "4,2,1")
+    each = None if capacities is None else _numbers("--capacities", capacities, "4,2,1")
     found = read_graph(file, most_features=features)
     graph.partition(found, path=directory, parts=parts, shares=each, by=by, method=method, beta=beta, seed=seed)
-    inspect(directory)
+    inspect(directory, form)
 
 
-@app.command("inspect")
-def inspect(directory: Annotated[Path, typer.Argument(help="Folder that `uneven graph partition` wrote.")]) -> None:
-    """Print how a graph was partitioned: copies, balance, and the traffic of each exchange of a layer."""
-    from uneven.cli.graph_page import described
+@verb(app, "inspect")
+def inspect(directory: Folder, form: answer.Format = answer.Form.TEXT) -> None:
+    """Print copies, balance and traffic of a partitioned graph.
+
+    The traffic is that of each exchange of a layer.
+
+    \b
+    Examples:
+      uneven graph inspect parts
+      uneven graph inspect parts --format json
+    """
+    from uneven.cli import graph_page
     from uneven.graph.parts_folder import GraphStore
 
-    print(printable(described(GraphStore(directory))))
+    store = GraphStore(directory)
+    if form is answer.Form.JSON:
+        answer.write(graph_page.as_json(store))
+    else:
+        print(printable(graph_page.described(store)))
 
 
-@app.command("forecast")
+@verb(app, "forecast")
 def forecast(
-    directory: Annotated[Path, typer.Argument(help="Folder that `uneven graph partition` wrote.")],
-    cluster: Annotated[str, typer.Argument(help=DESCRIBED)],
+    directory: Folder,
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help=DESCRIBED, autocompletion=complete.clusters, show_default=False)
+    ],
     layers: Annotated[
         str | None,
         typer.Option(metavar="602,64,10", help="Widths of the model. [default: features, 64, classes of the graph]"),
@@ -77,8 +110,11 @@ def forecast(
             metavar="80,10", help="Throughput of a core: matmul Gflop/s, 10⁹ additions/s. [default: as measured here]"
         ),
     ] = None,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
-    """Print the time of an epoch under each exchange on the nodes of a cluster, one part each, in virtual time.
+    """Forecast the time of an epoch on a cluster.
+
+    Each node has one part. The command simulates an epoch under each exchange in virtual time.
 
     \b
     Example:
@@ -88,7 +124,7 @@ def forecast(
 
     widths = None if layers is None else [int(one) for one in _numbers("--layers", layers, "602,64,10")]
     rates = None if core is None else _numbers("--core", core, "80,10")
-    graph_forecast.show(directory, cluster, widths, rates)
+    graph_forecast.show(directory, cluster, widths, rates, form)
 
 
 def _numbers(option: str, text: str, example: str) -> list[float]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven.cli import answer
 from uneven.cluster import files
 from uneven.cluster.pure.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
 from uneven.cluster.pure.simulate.phases import play
@@ -25,7 +26,9 @@ from uneven.journal.report.pure.text import seconds
 _STEPS = 20  # simulated of each exchange
 
 
-def show(parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence[float] | None) -> None:
+def show(
+    parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence[float] | None, form: answer.Form
+) -> None:
     """Print the time of an epoch under each exchange, and advice.
 
     Args:
@@ -39,16 +42,21 @@ def show(parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence
     # The same nodes with free links show the part of communication in an epoch.
     free: dict[str, Any] = {"up_bit_per_s": None, "down_bit_per_s": None, "latency_s": 0.0}
     free_spec = replace(spec, nodes=tuple(replace(node, **free) for node in spec.nodes), links=())
-    title = f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for name in ("exchange", "an epoch", "if links were free", "MB sent an epoch"):
-        table.add_column(name, justify="left" if name == "exchange" else "right")
-    takes_s: dict[str, float] = {}
+    rows, takes_s = [], dict[str, float]()
     for exchange in EXCHANGES:
         each = phases(load, exchange, widths, **asdict(rates), overhead_s=spec.workload.overhead_core_s)
         takes_s[exchange], free_s = (play(one, each, _STEPS)[-1] / _STEPS for one in (spec, free_spec))
         sent_mb = sum(one.all_bytes for one in each) / 1e6  # without the sum of the gradients
-        table.add_row(exchange, seconds(takes_s[exchange]), seconds(free_s), f"{sent_mb:.2f}")
+        rows.append({"exchange": exchange, "epoch_s": takes_s[exchange], "free_s": free_s, "sent_mb": sent_mb})
+    if form is answer.Form.JSON:
+        answer.write({"cluster": spec.name, "edges": sum(load.edges), "layers": widths, "rates": rates, "rows": rows})
+        return
+    title = f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for name in ("exchange", "an epoch", "if links were free", "MB sent an epoch"):
+        table.add_column(name, justify="left" if name == "exchange" else "right")
+    for exchange, epoch_s, free_s, sent_mb in (one.values() for one in rows):
+        table.add_row(exchange, seconds(epoch_s), seconds(free_s), f"{sent_mb:.2f}")
     table.caption = (
         f"a core: {1e-9 / rates.flop_s:.0f} Gflop/s, {1e-9 / rates.number_s:.1f} billion numbers/s; "
         f"{spec.workload.overhead_core_s:g} core-seconds of each epoch are fixed"

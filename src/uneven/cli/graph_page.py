@@ -1,6 +1,8 @@
-"""A partitioned graph as text."""
+"""A partitioned graph as text, and for JSON."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -26,3 +28,20 @@ def described(store: GraphStore) -> str:
         )
     lines += ["", f"Cost is edges + {facts.beta:g} · roots."]
     return "\n".join(lines)
+
+
+def as_json(store: GraphStore) -> dict[str, Any]:
+    facts, found = store.facts, store.figures()
+    rooted = np.bincount(store.array("roots"), minlength=facts.parts).tolist()
+    parts = [
+        {"share": share, "edges": edges, "vertices": held, "roots": roots}
+        for share, edges, held, roots in zip(facts.shares, found.edges, found.held, rooted, strict=True)
+    ]
+    names = ("vertices", "edges", "method", "seed", "beta")
+    return {
+        **{name: getattr(facts, name) for name in names},
+        "replication": found.replication,
+        "clone_rows": found.clone_rows,
+        "tensors": list(store.names),
+        "parts": parts,
+    }

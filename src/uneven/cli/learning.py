@@ -31,7 +31,7 @@ def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
     """
     if train is None:
         if accuracy is not None:
-            raise ConfigError(f"{key} {accuracy:g} needs something that learns: add --train digits")
+            raise ConfigError(f"{key} {accuracy:g} needs a training: add --train digits")
         return LearningGoal(None, None)
     from uneven.cluster.virtual import Goal, tasks
 
@@ -54,16 +54,16 @@ def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
 
 def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
     if not learnt.points:
-        return ["nothing was evaluated: give more --iterations"]
+        return ["the model was never evaluated: give more --iterations"]
     last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)
     parts = [f"accuracy {curve(learnt.points)} {percent(last.accuracy)} at {span(last.at_s)}, loss {last.loss:.3g}"]
     if learnt.diverged:
-        parts.append("the training went astray: parameters that are no finite numbers; lower the task's learning_rate")
+        parts.append("the training diverged: a parameter is not finite; lower the task's learning_rate")
     elif goal is not None and learnt.reached is not None:
         one = learnt.reached
         parts.append(
             f"{percent(goal.accuracy)} is reached after {seconds(one.at_s)}, with {count(one.samples)} samples "
-            f"({count(one.samples / global_batch)} iterations' worth)"
+            f"({count(one.samples / global_batch)} global batches)"
         )
     elif goal is not None:
         parts.append(

@@ -6,48 +6,16 @@ A command declares ``balance: Balance = None``. If commands mean different thing
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from uneven.errors import ConfigError
+from uneven.cli import complete
+from uneven.cli.help import BALANCERS, POLICIES, PREDICTORS
 
 if TYPE_CHECKING:
     from uneven.journal.report.track import Tracker
-
-BALANCERS = "{balancers}"
-POLICIES = "{policies}"
-PREDICTORS = "{predictors}"
-
-_WHERE = {
-    BALANCERS: ("uneven.policy.balance", "balancers"),
-    POLICIES: ("uneven.policy.sync", "policies"),
-    PREDICTORS: ("uneven.policy.predict", "predictors"),
-}
-
-
-class Naming(TyperCommand):
-    """A command whose help lists plug-ins by name instead of :data:`BALANCERS` and the like."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        parameter: Any
-        for parameter in self.params:
-            for place, (module, name) in _WHERE.items():
-                if place in (getattr(parameter, "help", None) or ""):
-                    names = _names(getattr(importlib.import_module(module), name))
-                    parameter.help = parameter.help.replace(place, names)
-        super().format_options(ctx, formatter)
-
-
-def _names(registry: Any) -> str:
-    try:
-        return ", ".join(registry.listed())
-    except ConfigError as error:  # never fail while printing help
-        return f"{', '.join(registry)} (and {error})"
-
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
@@ -70,12 +38,21 @@ _FORECASTS = f"Options follow a colon: :predictor=NAME takes one of {PREDICTORS}
 Module = Annotated[bool, option(_WORKERS, "SCRIPT is a module, as with python -m.", "--module", "-m")]
 Balance = Annotated[
     str | None,
-    option(_TRAINING, f"Balancer, which sets the shares: {BALANCERS}. {_FORECASTS} [default: lb-bsp]", metavar="NAME"),
+    option(
+        _TRAINING,
+        f"Balancer, which sets the shares: {BALANCERS}. {_FORECASTS} [default: lb-bsp]",
+        metavar="NAME",
+        autocompletion=complete.balancers,
+    ),
 ]
-Sync = Annotated[str | None, option(_TRAINING, f"Sync policy: {POLICIES}. [default: bsp]", metavar="NAME")]
-Seed = Annotated[int | None, option(_TRAINING, "Seed of the sample order.")]
+Sync = Annotated[
+    str | None,
+    option(_TRAINING, f"Sync policy: {POLICIES}. [default: bsp]", metavar="NAME", autocompletion=complete.policies),
+]
+Seed = Annotated[int | None, option(_TRAINING, "Seed of the sample order. [default: 0]", metavar="N")]
 Budget = Annotated[
-    float | None, option(_TRAINING, "Greatest share of an iteration for measuring and balancing. [default: 0.005]")
+    float | None,
+    option(_TRAINING, "Greatest share of an iteration for measuring and balancing. [default: 0.005]", metavar="SHARE"),
 ]
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
@@ -88,9 +65,12 @@ KeepFreedMemory = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float | None, option(_TRAINING, "Raise an error if a worker is missing for this long.", metavar="SECONDS")
+    float | None,
+    option(_TRAINING, "Raise an error if a worker is missing for this long. [default: 300]", metavar="SECONDS"),
 ]
-ConfigFile = Annotated[Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")]
+ConfigFile = Annotated[
+    Path | None, option(_TRAINING, "Settings file. [default: ./uneven.toml]", "--config", metavar="FILE")
+]
 RunDir = Annotated[Path | None, option(_TRAINING, "Run directory. [default: runs/TIME-SCRIPT]", metavar="DIR")]
 
 # Options of run: workers here, and on several machines.
@@ -106,7 +86,7 @@ Tables = Annotated[
 ]
 
 Script = Annotated[
-    list[str], typer.Argument(metavar="SCRIPT [ARG]", help="Script to run, with its own arguments after it.")
+    list[str], typer.Argument(metavar="SCRIPT [ARG]…", help="Script to run, with its own arguments after it.")
 ]
 Nproc = Annotated[
     str | None,
@@ -121,7 +101,8 @@ Shares = Annotated[
     option(_WORKERS, "Limit each worker to this many cores once it trains, for instance 0.6,0.1.", metavar="0.6,0.4,…"),
 ]
 MaxRestarts = Annotated[
-    int, option(_WORKERS, "Greatest number of restarts of all workers. With gloo, one can hang after SIGKILL.")
+    int,
+    option(_WORKERS, "Greatest number of restarts of all workers. With gloo, one can hang after SIGKILL.", metavar="N"),
 ]
 ElasticBounds = Annotated[
     str | None,
@@ -150,9 +131,9 @@ Ray = Annotated[
 LeaveOn = Annotated[
     str,
     option(
-        *(_WORKERS, "With --elastic or --join: workers also leave on this signal, as sent by Slurm's --signal."),
+        *(_WORKERS, "With --elastic or --join: workers also leave on this signal, such as USR1 from Slurm's --signal."),
         "--leave-on",
-        metavar="USR1",
+        metavar="SIGNAL",
         envvar="UNEVEN_LEAVE_ON",
         show_default=False,
     ),
@@ -189,19 +170,37 @@ LogDir = Annotated[
     option(_OUTPUT, "Folder for the files. [default: logs in the run directory]", metavar="DIR", show_default=False),
 ]
 Nnodes = Annotated[str, option(_MACHINES, "Number of machines.", metavar="N|MIN:MAX")]
-NodeRank = Annotated[int, option(_MACHINES, "Rank of this machine (0-based).")]
-MasterAddr = Annotated[str, option(_MACHINES, "Address of the machine with rank 0.")]
-MasterPort = Annotated[int | None, option(_MACHINES, "Port on the machine with rank 0. [default: 29500]")]
-RdzvBackend = Annotated[str | None, option(_MACHINES, "Rendezvous backend: static or c10d.")]
+NodeRank = Annotated[int, option(_MACHINES, "Rank of this machine (0-based).", metavar="N")]
+MasterAddr = Annotated[str, option(_MACHINES, "Address of the machine with rank 0.", metavar="HOST")]
+MasterPort = Annotated[
+    int | None, option(_MACHINES, "Port on the machine with rank 0. [default: 29500]", metavar="PORT")
+]
+RdzvBackend = Annotated[str | None, option(_MACHINES, "Rendezvous backend.", metavar="static|c10d")]
 RdzvEndpoint = Annotated[str, option(_MACHINES, "Address of the rendezvous.", metavar="HOST:PORT")]
-RdzvId = Annotated[str, option(_MACHINES, "Name of the rendezvous, equal on all machines.")]
-LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine that the other machines use.")]
+RdzvId = Annotated[str, option(_MACHINES, "Name of the rendezvous, equal on all machines.", metavar="NAME")]
+LocalAddr = Annotated[
+    str | None, option(_MACHINES, "Address of this machine that the other machines use.", metavar="HOST")
+]
 Standalone = Annotated[bool, option(_MACHINES, "Run on one machine, with any free port (the default).", "--standalone")]
 
 # Options of commands that train many models: fleet and search.
 
-Devices = Annotated[str, typer.Option(help="Devices: auto, a number of CPU slots, or names (cuda:0,cuda:1).")]
-Engine = Annotated[str, typer.Option(help="Engine: local, or ray for a Ray cluster (needs the extra ray).")]
+Devices = Annotated[
+    str,
+    typer.Option(help="Devices: auto, a number of CPU slots, or names (cuda:0,cuda:1).", metavar="auto|N|NAME,…"),
+]
+Engine = Annotated[
+    str, typer.Option(help="Engine: local, or ray for a Ray cluster (needs the extra ray).", metavar="local|ray")
+]
+FolderOf = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="Run directory. [default: runs/NAME of the file]", show_default=False
+    ),
+]
+Page = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report.", show_default=False)
+]
 
 
 def devices_named(text: str) -> str | int | list[str]:
@@ -223,12 +222,11 @@ LogTo = Annotated[
 ]
 
 
-def trackers(log_to: list[str] | None, tensorboard: Path | None = None) -> list[Tracker]:
-    """Return the tools named by ``--log-to``, and the one of ``--tensorboard DIR``, a short form."""
+def trackers(log_to: list[str] | None) -> list[Tracker]:
+    """Return the tools that ``--log-to`` names."""
     from uneven.journal.report.track import tracker
 
-    named = [*([] if tensorboard is None else [f"tensorboard:{tensorboard}"]), *(log_to or [])]
-    return [tracker(one) for one in named]
+    return [tracker(one) for one in log_to or ()]
 
 
 # Options of commands that simulate: simulate and plan. Their meanings differ, so each command has its own text.
@@ -253,4 +251,4 @@ def task(text: str, panel: str = _PLAYED) -> Any:
 
 
 def accuracy(text: str, panel: str = _PLAYED) -> Any:
-    return option(panel, text, metavar="SHARE", show_default=False)
+    return option(panel, text, "--accuracy", metavar="SHARE", show_default=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from uneven.cli import options
+from uneven.cli import answer, complete, options
 from uneven.cli.options import BALANCERS, POLICIES, played
 
 if TYPE_CHECKING:
@@ -31,29 +30,41 @@ def command(
         typer.Argument(
             metavar="CLUSTER|RUN",
             help="A TOML file, the name of a cluster that comes with uneven (demo4), or a recorded run's directory.",
+            autocompletion=complete.clusters_and_runs,
             show_default=False,
         ),
     ],
-    iterations: Annotated[int, played("Number of global batches in each simulation.")] = 200,
+    iterations: Annotated[int, played("Number of global batches in each simulation.", metavar="N")] = 200,
     balance: Annotated[
         str | None,
-        played(f"Balancers: {BALANCERS}. [default: all of uneven's]", metavar="NAME,…", show_default=False),
+        played(
+            f"Balancers: {BALANCERS}. [default: all of uneven's]",
+            metavar="NAME,…",
+            autocompletion=complete.balancers,
+            show_default=False,
+        ),
     ] = None,
     sync: Annotated[
-        str | None, played(f"Policies: {POLICIES}. [default: all of uneven's]", metavar="NAME,…", show_default=False)
+        str | None,
+        played(
+            f"Policies: {POLICIES}. [default: all of uneven's]",
+            metavar="NAME,…",
+            autocompletion=complete.policies,
+            show_default=False,
+        ),
     ] = None,
     train: Annotated[
         str | None,
         options.task("Rank by the time to an accuracy of real training: digits, or fashion if UNEVEN_DATA has it."),
     ] = None,
     accuracy: Annotated[float | None, options.accuracy("With --train: the accuracy to reach. [default: 0.9]")] = None,
-    seed: Annotated[int, played("Seed of the jitter and of the sample order.")] = 0,
+    seed: Annotated[int, played("Seed of the jitter and of the sample order.", metavar="N")] = 0,
     preconditioner: options.Preconditioner = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             "--what-if",
-            metavar="WORDS",
+            metavar="CHANGE",
             help='Replay a recorded run with one change. Examples: "rank 3 as fast as rank 0", "without rank 3", '
             '"without the straggler", "on a 10 Gbit/s link", "with shadow:ma". Repeatable.',
             show_default=False,
@@ -63,7 +74,7 @@ def command(
         Path | None,
         typer.Option("--report", metavar="FILE", help="With --what-if: also write an HTML page.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Also print one JSON object, as the last line.")] = False,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Simulate every combination of balancer and policy on CLUSTER, rank them, and explain the ranking.
 
@@ -84,7 +95,7 @@ def command(
     if what_if:
         from uneven.cli import what_if_page as asking
 
-        asking.plan(Path(cluster), what_if, seed, report, as_json=as_json)
+        asking.plan(Path(cluster), what_if, seed, report, form)
         return
     from uneven.cli import learning, plan_page
     from uneven.cluster.pure.plan import combinations, ranked
@@ -102,13 +113,14 @@ def command(
     started_s = perf_counter()
     results, failed = _play(case, choices, lesson)
     if not results:
-        raise ConfigError(f"nothing is left to be ranked: {_reasons(failed or left)}")
+        raise ConfigError(f"no combination could be simulated: {_reasons(failed or left)}")
     left += failed
     took_s, plan = perf_counter() - started_s, ranked(results)
     page = plan_page.PlanPage(case.spec, plan, tuple(left), iterations, lesson.goal, took_s, balance is not None)
-    plan_page.show(page)
-    if as_json:
-        print(json.dumps(plan_page.as_json(page, train)))
+    if form is answer.Form.JSON:
+        answer.write(plan_page.as_json(page, train))
+    else:
+        plan_page.show(page)
 
 
 def _reasons(left: Sequence[LeftOut]) -> str:
@@ -159,7 +171,7 @@ def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None)
     if preconditioner is None:
         return case
     if case.preconditioned:
-        raise ConfigError(f"{run} had a preconditioner, and its costs hold what that took: leave --preconditioner out")
+        raise ConfigError(f"{run} had a preconditioner, whose time its costs contain: leave --preconditioner out")
     return replace(case, spec=replace(case.spec, preconditioner=files.preconditioner(preconditioner)))
 
 

@@ -62,7 +62,10 @@ def show(page: PlanPage, console: Console | None = None) -> None:
     console.print()
     for line in findings(spec, plan):
         _say(console, f"{line}.")
-    _say(console, f"The limit is {count(plan.limit_per_s)} samples/s: all compute all the time, communication is free.")
+    _say(
+        console,
+        f"The limit is {count(plan.limit_per_s)} samples/s: all nodes always compute, and communication is free.",
+    )
     console.print(_table(page))
     _say(console, _notes(page), style="dim")
     console.print(Text("\nWhy", style="bold"))
@@ -117,9 +120,9 @@ def _notes(page: PlanPage) -> str:
     note = f"Speed-up is over {base.balance} shares under {base.sync}"
     note += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
     if any(row.twins for row in page.rows):
-        note += " * Others come to the same within 1 %."
+        note += " * Others are equally fast within 1 %."
     if hidden := len(page.plan.shown) - len(page.rows):
-        note += f" Not shown: {hidden} slower rows of these policies; --balance NAME,… or --json shows them."
+        note += f" Not shown: {hidden} slower rows of these policies; --balance NAME,… or --format json shows them."
     return note
 
 
@@ -194,7 +197,7 @@ def _whys(page: PlanPage) -> Iterator[tuple[str, str]]:
         names = [rows[place - 1] for place in places]
         named = listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
         twins = dict.fromkeys(name for row in names for name in row.twins)
-        also = f" (* likewise {listed(list(twins))})" if twins else ""
+        also = f" (* also {listed(list(twins))})" if twins else ""
         yield str(places[0]), f"{named}{also}: {text}."
 
 
@@ -214,7 +217,7 @@ def advice(page: PlanPage) -> list[str]:
     best, carried = page.plan.best, page.plan.best_carried
     text_lines = []
     if carried is None:
-        text_lines.append("No policy that was played can be carried by a real run yet: play sync bsp too.")
+        text_lines.append("No real run supports the simulated policies yet: add --sync bsp.")
     else:
         choice, gain = carried.result.choice, speed_up(carried, page)
         base = page.plan.baseline.result.choice
@@ -226,7 +229,7 @@ def advice(page: PlanPage) -> list[str]:
     if best.result.refused is not None:
         choice, gain = best.result.choice, speed_up(best, page)
         more = "" if gain is None else f" ({gain:.2f} ×)"
-        text_lines.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
+        text_lines.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which can only be simulated so far")
     syncs = [row.result.choice.sync for row in (carried, best) if row is not None]
     loose = [sync for sync in syncs if not exact(sync, [node.site for node in page.spec.nodes])]
     if page.goal is None and loose:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from uneven.cli import answer, complete
 from uneven.cli.options import LogTo, trackers
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
-    from uneven.journal.report.page import Page
+    from uneven.journal.report.pure.chart_series import RunData
 
 
 def report(
@@ -20,32 +22,31 @@ def report(
         typer.Argument(
             metavar="[RUN]…",
             help="Run directory; several are compared. [default: the newest in ./runs]",
+            autocompletion=complete.runs,
             show_default=False,
         ),
     ] = None,
-    out: Annotated[
+    page: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            "-o",
+            "--report",
             metavar="FILE",
             help="File to write. [default: RUN/report.html; for several runs, comparison.html]",
             show_default=False,
         ),
     ] = None,
-    beside: Annotated[
+    separate_plotly: Annotated[
         bool,
-        typer.Option("--beside", help="Write Plotly to a file next to the page, so that pages are small and share it."),
+        typer.Option(
+            "--separate-plotly", help="Write Plotly to a file next to the page, so that pages are small and share it."
+        ),
     ] = False,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Also write a trace for ui.perfetto.dev.", show_default=False),
     ] = None,
-    tensorboard: Annotated[
-        Path | None,
-        typer.Option("--tensorboard", metavar="DIR", help="Also write scalars for TensorBoard.", show_default=False),
-    ] = None,
     log_to: LogTo = None,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Write a run's HTML report with charts, or compare several runs on one page.
 
@@ -58,50 +59,56 @@ def report(
     \b
     Examples:
       uneven report                                      the newest run
-      uneven report runs/NAME --out report.html
-      uneven report runs/A runs/B --out a-b.html         two runs next to each other
+      uneven report runs/NAME --report report.html
+      uneven report runs/A runs/B --report a-b.html      two runs next to each other
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
-      uneven report runs/NAME --tensorboard tb           then: tensorboard --logdir tb
       uneven report runs/NAME --log-to mlflow:mlruns     also wandb:FOLDER, tensorboard:FOLDER
     """
     from uneven.errors import ConfigError
-    from uneven.journal.reader import newest_run
-    from uneven.journal.report import html
+    from uneven.journal.reader import newest_run, read
+    from uneven.journal.report import comparison, html
+    from uneven.journal.report.pure.chart_series import run_data
     from uneven.runtime.installed import need
 
     need("report", "plotly")
     paths = runs or [newest_run()]
     if len(paths) > 1:
-        if trace is not None or tensorboard is not None or log_to:
-            raise ConfigError("--trace, --tensorboard and --log-to are of one run: name one")
-        page, out = _compared(paths), out or Path("comparison.html")
+        if trace is not None or log_to:
+            raise ConfigError("--trace and --log-to take one run: name one")
+        data = comparison.compared(comparison.named(paths))
+        shown, file = comparison.comparison_page(data, title=" · ".join(data)), page or Path("comparison.html")
+        if form is answer.Form.TEXT:
+            _print_table(data)
     else:
-        page, out = html.report_page(paths[0]), out or paths[0] / "report.html"
-    html.write_page(page, out, plotly_beside=beside)
-    _say("report", out)
+        one = run_data(read(paths[0]))
+        data, shown, file = {one.name: one}, html.page_of(one), page or paths[0] / "report.html"
+    html.write_page(shown, file, plotly_beside=separate_plotly)
+    lines = [("report", f"{file}")]
     if trace is not None:
         from uneven.journal.report import perfetto as tracing
 
         tracing.write(paths[0], trace)
-        _say("trace", trace, " (open it at https://ui.perfetto.dev)")
-    for tool in trackers(log_to, tensorboard):
+        lines.append(("trace", f"{trace} (open it at https://ui.perfetto.dev)"))
+    for tool in trackers(log_to):
         from uneven.journal.report.track import tracking
 
         tracking.write(paths[0], tool)
-    if tensorboard is not None:
-        _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
-    if page.advice:
-        typer.echo(printable(f"{'advice:':<12} {page.advice}"))
+    if form is answer.Form.JSON:
+        summaries = {name: one.summary for name, one in data.items()}
+        answer.write({"report": file, "trace": trace, "advice": shown.advice, "runs": summaries})
+        return
+    lines += [("advice", shown.advice)] if shown.advice else []
+    for name, text in lines:
+        typer.echo(printable(f"{name + ':':<12} {text}"))
 
 
-def _compared(paths: list[Path]) -> Page:
+def _print_table(data: Mapping[str, RunData]) -> None:
     from rich import box
     from rich.table import Table
 
     from uneven.journal.report import comparison
     from uneven.journal.report.console import Console
 
-    data = comparison.compared(comparison.named(paths))
     summary = comparison.summary_table(data)
     names, *lines = zip(summary.columns, *summary.rows, strict=True)  # a column per run: pages are wider
     table = Table(box=box.SIMPLE_HEAD)
@@ -112,8 +119,3 @@ def _compared(paths: list[Path]) -> Page:
     Console().print(table)
     if note := comparison.summary_note(data):
         Console().print(note)
-    return comparison.comparison_page(data, title=" · ".join(data))
-
-
-def _say(what: str, path: Path, more: str = "") -> None:
-    typer.echo(printable(f"{what + ':':<12} {path}{more}"))

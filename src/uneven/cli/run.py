@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from uneven.cli import options
+from uneven.cli.help import first
 from uneven.errors import ConfigError, JournalError
 from uneven.journal.reader import Follower, rank_paths
 from uneven.journal.report.pure.advice import one_line
@@ -39,7 +40,7 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
         return
     if start.elastic is None or start.alone:
         raise ConfigError(
-            f"--ray {count}: workers on other machines join an elastic run: say --elastic MIN:MAX and "
+            f"--ray {count}: workers on other machines join an elastic run: add --elastic MIN:MAX and "
             f"--rdzv-endpoint HOST:PORT, an address of this machine that the cluster reaches"
         )
     need("ray", "ray")
@@ -83,8 +84,8 @@ def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> l
 def hint(names: Sequence[str], script: str) -> str:
     several = len(names) > 1
     return (
-        f"{', '.join(names)} after {script} {'go' if several else 'goes'} to the script; if uneven is meant, put "
-        f"{'them' if several else 'it'} before {script}"
+        f"{', '.join(names)} after {script} {'are arguments' if several else 'is an argument'} of the script: to pass "
+        f"{'them' if several else 'it'} to uneven, put {'them' if several else 'it'} before {script}"
     )
 
 
@@ -94,6 +95,11 @@ _END_BYTES = 1_000_000
 """The bytes of the journal that are read for the last line: about 2,500 records, in a twentieth of a second."""
 
 
+@first(
+    *("--nproc", "--module", "--shares", "--elastic"),
+    *("--balance", "--sync", "--run-dir"),
+    *("--nnodes", "--node-rank", "--master-addr"),
+)
 def run(
     context: typer.Context,
     target: options.Script,
@@ -137,7 +143,7 @@ def run(
     its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the other
     workers continue. The run directory holds each worker's settings and journal. The last line sums the run up.
 
-    Exit codes: 0 success; 2 wrong setting, before the start; 128 + N stopped by signal N; otherwise the worker's.
+    Exit codes: 0 success; 2 wrong setting, before the start; 128 + N stopped by signal N; otherwise that of the worker.
 
     \b
     Examples:
@@ -211,8 +217,8 @@ def members_of(start: launch.Launch, **shards: int) -> int:
         raise ConfigError(f"{' '.join(asked)} with --join: only the launcher with --elastic starts servers")
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
-            f"{' '.join(asked)} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "
-            f"and for several machines start `python -m uneven.runtime.parameter_server` yourself"
+            f"{' '.join(asked)} needs a fixed number of workers, on this machine: add --nproc NUMBER; "
+            f"for several machines start `python -m uneven.runtime.parameter_server` yourself"
         )
     return int(members)
 

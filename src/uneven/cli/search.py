@@ -1,4 +1,4 @@
-"""The command ``uneven search``: find settings worth training, and control a running search."""
+"""The commands ``uneven search …``: find settings worth training, and control a running search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
+from uneven.cli import answer, complete
+from uneven.cli.help import group, verb
+from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, devices_named, trackers
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 from uneven.runtime.installed import need
@@ -18,106 +20,173 @@ from uneven.runtime.jobs.begun import DefaultFolder
 if TYPE_CHECKING:
     from uneven.search import SearchResult
 
-_VERBS = ("stop", "resume", "clone")
+app = group("Find out which settings are worth training: stop, pause and resume trials as they learn.")
 
-What = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="FILE | forecast RUN CLUSTER | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
-        help="A TOML file with [search] and [space]. Or a recorded search and a cluster to simulate it on. Or a "
-        "command for a trial of a running search.",
-        show_default=False,
-    ),
+Folder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of the search.", autocompletion=complete.runs, show_default=False)
 ]
-Directory = Annotated[
-    Path | None,
-    typer.Option("--directory", help="Folder of the search. [default: runs/NAME of the file]", show_default=False),
-]
+Trial = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of the trial.", min=0, show_default=False)]
 Trials = Annotated[
-    int | None, typer.Option("--trials", help="Number of trials. [default: as in the file, or in the recorded search]")
-]
-WarmStart = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--warm-start",
-        metavar="RUN",
-        help="Start from the results of an earlier search, or of an Optuna storage (its URL). Repeatable.",
-        show_default=False,
-    ),
-]
-Report = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Write curves, settings and devices as HTML.")
-]
-TensorBoard = Annotated[
-    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write curves and settings for TensorBoard.")
+    int | None, typer.Option("--trials", metavar="N", help="Number of trials. [default: as in the file]", min=1)
 ]
 
 
-def command(
-    what: What,
+@verb(app, "run")
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A TOML file with [search] and [space].", show_default=False)
+    ],
     devices: Devices = "auto",
-    directory: Directory = None,
+    run_dir: FolderOf = None,
     engine: Engine = "local",
     trials: Trials = None,
-    warm_start: WarmStart = None,
-    report: Report = None,
-    tensorboard: TensorBoard = None,
+    warm_start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--warm-start",
+            metavar="RUN",
+            help="Start from the results of an earlier search, or of an Optuna storage (its URL). Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    report: Page = None,
     log_to: LogTo = None,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
-    """Find out which settings are worth training: stop, pause and resume trials as they learn.
+    """Search for the best settings of a training.
 
     After an interruption, also by kill -9, the same command continues with the scheduler's state.
 
-    From another terminal, you can stop a trial of a running search, resume one, or clone one's state with another
-    setting. Only the user who started the search can control it.
-
-    forecast simulates a recorded search in virtual time on 1, 2, … nodes of a described cluster, one trial per node. It
-    prints the duration for each number of nodes and the cheapest number.
-
-    \b
-    Exit code:
-      0    the search has finished
-      1    the search has finished, but some trials crashed or diverged
-      2    a wrong setting, or an error
-      130  stopped with Ctrl-C
+    Exit codes: 0 finished; 1 finished, but trials crashed or diverged; 2 an error; 130 stopped with Ctrl-C.
 
     \b
     Examples:
-      uneven search search.toml
-      uneven search search.toml --devices 4 --report search.html
-      uneven search wider.toml --warm-start runs/search
-      uneven search stop runs/search 17
-      uneven search clone runs/search 17 lr=0.003
-      uneven search forecast runs/search cluster.toml --trials 64
+      uneven search run search.toml
+      uneven search run search.toml --devices 4 --report search.html
+      uneven search run wider.toml --warm-start runs/search
     """
-    if what[0] == "forecast":
-        if devices != "auto" or engine != "local" or any((directory, warm_start, report, tensorboard, log_to)):
-            raise ConfigError("forecast takes --trials and no other option: leave the others out")
-        from uneven.cli import search_forecast
-
-        search_forecast.show(what[1:], trials)
-        return
-    if what[0] in _VERBS:
-        _tell(what)
-        return
-    if len(what) > 1:
-        raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with forecast, {', '.join(_VERBS)}")
-    tools = trackers(log_to, tensorboard)  # a missing tool raises before the search
+    tools = trackers(log_to)  # a missing tool raises before the search
     if report is not None:
         need("report", "plotly")
-    more = {"trials": trials, "warm_start": warm_start, "directory": directory}
-    result = _searched(Path(what[0]), devices_named(devices), engine, more)
-    print(printable(str(result)))
-    if report is not None:
-        result.report(report)
+    more = {"trials": trials, "warm_start": warm_start, "directory": run_dir}
+    result = _searched(file, devices_named(devices), engine, more)
+    _show(result, report, form)
     for tool in tools:
         result.track(tool)
     if result.failed:
-        typer.echo("error: some trials failed; the table says why", err=True)
+        typer.echo("error: some trials failed; the table gives the reasons", err=True)
         raise typer.Exit(1)
 
 
+@verb(app, "show")
+def show(run: Folder, report: Page = None, log_to: LogTo = None, form: answer.Format = answer.Form.TEXT) -> None:
+    """Print the trials of a search, the best first.
+
+    The search may have finished or not.
+
+    \b
+    Examples:
+      uneven search show runs/search
+      uneven search show runs/search --report search.html
+      uneven search show runs/search --format json
+    """
+    from uneven.search import SearchResult
+    from uneven.search.warm_start import reopened
+
+    tools = trackers(log_to)
+    if report is not None:
+        need("report", "plotly")
+    result = SearchResult(reopened(run).core, run)
+    _show(result, report, form)
+    for tool in tools:
+        result.track(tool)
+
+
+@verb(app, "stop")
+def stop(run: Folder, trial: Trial) -> None:
+    """Stop a trial of a running search.
+
+    Only the user who started the search can control it.
+
+    \b
+    Example:
+      uneven search stop runs/search 17
+    """
+    _send(run, "stop", trial, {})
+
+
+@verb(app, "resume")
+def resume(run: Folder, trial: Trial) -> None:
+    """Resume a stopped or finished trial.
+
+    The search must be running. Only the user who started it can control it.
+
+    \b
+    Example:
+      uneven search resume runs/search 17
+    """
+    _send(run, "resume", trial, {})
+
+
+@verb(app, "clone")
+def clone(
+    run: Folder,
+    trial: Trial,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]…", help="Settings that differ from the trial's.", show_default=False),
+    ] = None,
+) -> None:
+    """Start a trial from the state of another one.
+
+    The search must be running, and settings may differ. Only the user who started the search can control it.
+
+    \b
+    Example:
+      uneven search clone runs/search 17 lr=0.003
+    """
+    changes: dict[str, Any] = {}
+    for pair in settings or ():
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{pair}: give KEY=VALUE")
+        changes[name] = _value(value)
+    _send(run, "clone", trial, changes)
+
+
+@verb(app, "forecast")
+def forecast(
+    run: Folder,
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER",
+            help="A TOML file, or the name of a cluster that comes with uneven.",
+            autocompletion=complete.clusters,
+            show_default=False,
+        ),
+    ],
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Number of trials. [default: as recorded]", min=1)
+    ] = None,
+    form: answer.Format = answer.Form.TEXT,
+) -> None:
+    """Forecast a recorded search on the nodes of a cluster.
+
+    The command simulates the search in virtual time on 1, 2, … nodes, one trial per node. It prints the duration for
+    each number of nodes, and the cheapest number.
+
+    \b
+    Example:
+      uneven search forecast runs/search cluster.toml --trials 64
+    """
+    from uneven.cli import search_forecast
+
+    search_forecast.show(run, cluster, trials, form)
+
+
 def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> SearchResult:
+    # The file names functions of the user's modules, which are in the working directory.
     sys.path.insert(0, str(Path.cwd()))
     from uneven import search
     from uneven.search import search_file
@@ -131,25 +200,24 @@ def _searched(file: Path, devices: str | int | list[str], engine: str, more: dic
         raise typer.Exit(130) from None
 
 
-def _tell(what: list[str]) -> None:
+def _show(result: SearchResult, report: Path | None, form: answer.Form) -> None:
+    if form is answer.Form.JSON:
+        terms = {"directory": result.directory, "metric": result.metric}
+        answer.write({**terms, "failed": len(result.failed), "trials": result.rows})
+    else:
+        print(printable(str(result)))
+    if report is not None:
+        result.report(report)
+
+
+def _send(run: Path, command: str, trial: int, changes: dict[str, Any]) -> None:
     from uneven.search.control import tell
 
-    if len(what) < 3 or not what[2].isdecimal():
-        raise ConfigError(f"{' '.join(what)}: give a search's directory and a trial's number")
-    verb, run, trial, *pairs = what
-    changes: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise ConfigError(f"{pair}: give KEY=VALUE")
-        changes[name] = _value(value)
-    if changes and verb != "clone":
-        raise ConfigError(f"{verb} takes no settings; clone does: uneven search clone {run} {trial} {' '.join(pairs)}")
-    print(printable(tell(Path(run), verb, int(trial), changes)))
+    print(printable(tell(run, command, trial, changes)))
 
 
-def _value(said: str) -> Any:
+def _value(text: str) -> Any:
     try:
-        return json.loads(said)
+        return json.loads(text)
     except ValueError:
-        return said
+        return text

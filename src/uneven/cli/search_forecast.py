@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven.cli import answer
 from uneven.cluster import files
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError
@@ -17,18 +19,19 @@ from uneven.search.pure.simulated_search import cheapest, counts, recorded
 from uneven.search.warm_start import reopened
 
 
-def show(what: list[str], trials: int | None) -> None:
+def show(run: Path, cluster: str, trials: int | None, form: answer.Form) -> None:
     """Print the duration of ``trials`` (by default as recorded) of a search on the fastest nodes, and the cheapest
-    number of nodes; ``what`` is the search's directory and the cluster."""
-    if len(what) != 2:
-        raise ConfigError("forecast: give a recorded search and a cluster: uneven search forecast RUN CLUSTER")
-    if trials is not None and trials < 1:
-        raise ConfigError(f"--trials {trials}: give at least one")
-    run, cluster = what
-    earlier = reopened(Path(run))
+    number of nodes."""
+    earlier = reopened(run)
     record, speeds = recorded(earlier.events), sorted(speeds_of(files.load(cluster)), reverse=True)
     trials, terms = trials or len(earlier.core.trials), earlier.core.terms
     rows = [record.forecast(earlier.new_core(trials), speeds[:devices]) for devices in counts(len(speeds))]
+    best_row, quickest = cheapest(rows), min(rows, key=lambda one: one.end_s)
+    if form is answer.Form.JSON:
+        shown: dict[str, Any] = {"run": run, "trials": trials, "metric": terms.metric}
+        shown["rows"] = [{**answer.plain(row), "best": answer.plain(terms.sign * row.best)} for row in rows]
+        answer.write({**shown, "cheapest": best_row.devices, "quickest": quickest.devices})
+        return
     table = Table(title=f"{trials} trials of {run} on {len(speeds)} nodes, in virtual time", box=SIMPLE_HEAD)
     for column in ("devices", "takes", "device-seconds", "used", "training", terms.metric):
         table.add_column(column, justify="right")
@@ -36,7 +39,7 @@ def show(what: list[str], trials: int | None) -> None:
         best = f"{terms.sign * row.best:.5g}" if math.isfinite(row.best) else "–"
         used, units = percent(row.used), f"{row.units:g}"
         table.add_row(str(row.devices), seconds(row.end_s), count(row.capacity_s), used, units, best)
-    console, best_row, quickest = Console(highlight=False), cheapest(rows), min(rows, key=lambda one: one.end_s)
+    console = Console(highlight=False)
     console.print(table)
     console.print(
         f"Cheapest with {best_row.devices}: {count(best_row.capacity_s)} device-seconds, used or not, in "

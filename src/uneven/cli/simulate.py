@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from uneven.cli import options
+from uneven.cli import answer, complete, options
+from uneven.cli.help import first
 from uneven.cli.options import BALANCERS, POLICIES, accuracy, option, played, task
 from uneven.policy.core.printable import printable
 
@@ -22,34 +23,53 @@ if TYPE_CHECKING:
     from uneven.cluster.pure.simulate import RecordedCosts, Scenario, Sink
     from uneven.policy.core.records import Record
 
-_LEARN = "What is learnt"
-_OUTPUT = "What comes out"
+_LEARN = "Training a real model"
+_OUTPUT = "Output"
 
 _JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written by default
 
 
+@first(
+    *("--balance", "--sync", "--iterations", "--seed", "--costs"),
+    *("--train", "--accuracy", "--compare", "--run-dir", "--format"),
+)
 def command(
     cluster: Annotated[
         str | None,
-        typer.Argument(metavar="[CLUSTER]", help=f"{options.DESCRIBED} Optional with --costs.", show_default=False),
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help=f"{options.DESCRIBED} Optional with --costs.",
+            autocompletion=complete.clusters,
+            show_default=False,
+        ),
     ] = None,
-    balance: Annotated[str, played(f"Balancer: {BALANCERS}.", metavar="NAME")] = "lb-bsp",
-    sync: Annotated[str, played(f"Sync policy: {POLICIES}.", metavar="NAME")] = "bsp",
-    iterations: Annotated[int, played("Number of steps of each worker.")] = 200,
-    seed: Annotated[int, played("Seed of the jitter.")] = 0,
-    lookahead: Annotated[int, played("Batches that loaders draw ahead; they delay a new split.")] = 0,
+    balance: Annotated[
+        str, played(f"Balancer: {BALANCERS}.", metavar="NAME", autocompletion=complete.balancers)
+    ] = "lb-bsp",
+    sync: Annotated[str, played(f"Sync policy: {POLICIES}.", metavar="NAME", autocompletion=complete.policies)] = "bsp",
+    iterations: Annotated[int, played("Number of steps of each worker.", metavar="N")] = 200,
+    seed: Annotated[int, played("Seed of the jitter.", metavar="N")] = 0,
+    lookahead: Annotated[
+        int, played("Number of batches that loaders draw ahead; a new split takes effect after them.", metavar="N")
+    ] = 0,
     pause: Annotated[
         float | None,
         played("Pause of all workers when one joins or leaves. [default: as measured]", metavar="SECONDS"),
     ] = None,
     costs: Annotated[
-        Path | None, played("Use the workers' costs of this recorded run.", metavar="RUN", show_default=False)
+        Path | None,
+        played(
+            "Use the workers' costs of this recorded run.",
+            metavar="RUN",
+            autocompletion=complete.runs,
+            show_default=False,
+        ),
     ] = None,
     train: Annotated[
         str | None,
         task("Train a real model in virtual time: digits, or fashion if UNEVEN_DATA has it.", _LEARN),
     ] = None,
-    until_accuracy: Annotated[
+    goal: Annotated[
         float | None,
         accuracy("With --train: stop at this accuracy, for instance 0.9, and print the time.", _LEARN),
     ] = None,
@@ -65,6 +85,7 @@ def command(
         Path | None, option(_OUTPUT, "Run directory. [default: runs/TIME-CLUSTER]", metavar="DIR")
     ] = None,
     no_journal: Annotated[bool, option(_OUTPUT, "Show the table only, write no files.", "--no-journal")] = False,
+    form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Simulate CLUSTER in virtual time, with the balancers, policies and journal of a real run.
 
@@ -81,13 +102,13 @@ def command(
       uneven simulate cluster.toml --balance even --sync ssp:staleness=3
       uneven simulate --costs runs/NAME --balance even     a recorded run, simulated with other settings
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
-      uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
+      uneven simulate lb_bsp_cpu32 --train digits --accuracy 0.9 --sync local:every=8
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
     from uneven.cli import learning, simulate_page
     from uneven.policy.sync.compatibility import compatible
 
-    lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
+    lesson = learning.lesson(train, goal, "--accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
     scenario = _with_tables(scenario, tables, ahead)
     if pause is not None:
@@ -97,9 +118,13 @@ def command(
         print(f"uneven: {reason}", file=sys.stderr)
     directory = _directory(scenario, run_dir, no_journal)
     played_out = _play(scenario, directory, lesson)
+    plain = _plain(scenario, lesson) if compare else None
+    if form is answer.Form.JSON:
+        answer.write(simulate_page.as_json(scenario, played_out, plain, directory))
+        return
     simulate_page.show(scenario, played_out, lesson.goal)
-    if compare:
-        simulate_page.compare(played_out, _plain(scenario, lesson))
+    if plain is not None:
+        simulate_page.compare(played_out, plain)
     if directory is not None:
         where = printable(str(directory))
         print(f"run directory: {where} (see `uneven report {where}` and `uneven watch {where}`)")
@@ -131,9 +156,7 @@ def _scenario(
     if costs is not None:
         learnt = recorded_costs(costs, spec)
         if learnt.preconditioned and preconditioner is not None:
-            raise ConfigError(
-                f"{costs} had a preconditioner, and its costs hold what that took: leave --preconditioner out"
-            )
+            raise ConfigError(f"{costs} had a preconditioner, whose time its costs contain: leave --preconditioner out")
         if spec is None:
             spec, exchange_s = described(learnt), dict(enumerate(learnt.exchange_s))
         else:
@@ -191,7 +214,7 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
         return None
     size = len(scenario.spec.nodes)
     if asked is None and size > _JOURNAL_UP_TO:
-        print(f"uneven: {size} nodes: no journal is written unless --run-dir names a place for it", file=sys.stderr)
+        print(f"uneven: {size} nodes: no journal is written; --run-dir DIR writes one", file=sys.stderr)
         return None
     return asked or rundir.new_path(scenario.spec.name, datetime.now())
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.cli import learning
+from uneven.cli import answer, learning
 from uneven.cluster.pure.plan import preconditioning
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds, span
@@ -34,6 +35,30 @@ def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> N
     if played.learnt is not None:
         shown += learning.lines(played.learnt, goal, scenario.spec.workload.global_batch)
     _print(shown)
+
+
+def as_json(
+    scenario: Scenario, played: FinishedSimulation, plain: FinishedSimulation | None, directory: Path | None
+) -> dict[str, Any]:
+    """Return the result; ``even_bsp`` is that of even shares under bsp, if it was asked for."""
+    shown: dict[str, Any] = {
+        "cluster": scenario.spec.name,
+        "balance": scenario.balance,
+        "sync": scenario.sync,
+        "run_dir": directory,
+        **_figures(played),
+    }
+    if plain is not None:
+        shown |= {"even_bsp": _figures(plain)}
+    return shown
+
+
+def _figures(played: FinishedSimulation) -> dict[str, Any]:
+    shown = {**answer.plain(played.outcome), "goodput": played.goodput, "took_s": played.took_s}
+    if played.learnt is not None:
+        names = ("points", "reached", "diverged")
+        shown |= {name: getattr(played.learnt, name) for name in names}
+    return shown
 
 
 def compare(played: FinishedSimulation, plain: FinishedSimulation) -> None:
@@ -98,11 +123,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
         *_cut_short(scenario, played),
         *([] if not outcome.own else [preconditioning(scenario.spec, outcome.own)]),
         *([] if outcome.tables is None else [_tables(outcome.tables)]),
-        *(
-            []
-            if played.goodput is None
-            else [f"{percent(played.goodput)} of the capacity that was there, as workers came and went"]
-        ),
+        *([] if played.goodput is None else [f"{percent(played.goodput)} of the capacity of present workers was used"]),
     ]
 
 

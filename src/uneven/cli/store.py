@@ -26,9 +26,10 @@ def store(
     """Host the store of an elastic run, on a machine that stays.
 
     The workers of a run coordinate through its store. If a machine without workers hosts it, any worker may be lost,
-    also the first one. The loss of the store ends the run. A store serves one run and ends with it: exit code 0 after
-    the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no password: give an address of a
-    trusted network.
+    also the first one. The loss of the store ends the run. A store serves one run and ends with it. Ctrl-C ends both.
+    The store has no password: give an address of a trusted network.
+
+    Exit codes: 0 the training is finished; 1 all workers were lost before; 2 wrong setting; 130 stopped with Ctrl-C.
 
     \b
     Examples:

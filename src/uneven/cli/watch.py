@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from uneven.cli import answer, complete
 from uneven.cli.options import LogTo, trackers
 from uneven.errors import ConfigError, JournalError, access
 from uneven.policy.core.printable import printable
@@ -15,13 +16,23 @@ from uneven.policy.core.printable import printable
 def watch(
     run: Annotated[
         Path | None,
-        typer.Argument(help="Run directory. [default: the newest in ./runs]", show_default=False),
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory. [default: the newest in ./runs]",
+            autocompletion=complete.runs,
+            show_default=False,
+        ),
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between updates.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print the run as it is now, and end.")] = False,
+    form: answer.Format = answer.Form.TEXT,
     log_to: LogTo = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a live page on 127.0.0.1 instead.")] = False,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of --web. [default: any]", show_default=False)
+        int,
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port of --web. [default: any]", show_default=False
+        ),
     ] = 0,
 ) -> None:
     """Show a run, live or afterwards, in the terminal.
@@ -43,6 +54,7 @@ def watch(
       uneven watch                 the newest run
       uneven watch runs/NAME       this one, live or over
       uneven watch --web           in the browser, until Ctrl-C
+      uneven watch --once --format json
       uneven watch --log-to tensorboard:curves --log-to wandb:curves
     """
     from uneven.journal.reader import newest_run, rank_paths
@@ -57,6 +69,13 @@ def watch(
             below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
             hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
             raise JournalError(f"{run} is not a run directory: {hint}")
+    if form is answer.Form.JSON and not once:
+        raise ConfigError("--format json needs --once: the live view has no form in JSON")
+    if once:
+        if web or log_to:
+            raise ConfigError("--once with --web or --log-to: leave one out")
+        _print_once(run, form)
+        return
     if web:
         if log_to:
             raise ConfigError("--web with --log-to: start `uneven watch` twice")
@@ -64,6 +83,27 @@ def watch(
         return
     tracking = LiveTracking(run.resolve().name, trackers(log_to)) if log_to else None
     terminal.watch(run, every_s=every, tracking=tracking)
+
+
+def _print_once(run: Path, form: answer.Form) -> None:
+    from uneven.journal.report import terminal
+    from uneven.journal.report.console import Console
+
+    state = terminal.watch(run, stop=lambda: True, console=Console(quiet=form is answer.Form.JSON))
+    if form is answer.Form.TEXT:
+        return
+    answer.write(
+        {
+            "run": run,
+            "state": terminal.condition(state),
+            "iteration": None if state.last is None else state.last.iteration + 1,
+            "planned": state.planned,
+            "left_s": state.time_left_s(),
+            "shares": state.shares(),
+            "now": state.now(),
+            "total": state.total(),
+        }
+    )
 
 
 def _serve(run: Path, port: int, every_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
+from uneven.cli import answer
 from uneven.cli.simulate import recorded_costs
 from uneven.cluster.pure.plan import played
 from uneven.cluster.pure.plan.what_if import RecordedCase, parse
@@ -33,8 +33,8 @@ from uneven.runtime.installed import need
 
 AS_IT_WAS = "as it was"
 _ITERATIONS_NOTE = (
-    "Cut off where a single one takes far longer than the others. Where each worker takes steps of its own: the time "
-    "for as many samples as a global batch has."
+    "Cut off if a single one takes far longer than the others. If workers do not step together: the time "
+    "for the samples of a global batch."
 )
 
 
@@ -70,17 +70,19 @@ class WhatIf:
         return one.samples_per_s / self.played[0].samples_per_s
 
 
-def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, as_json: bool) -> None:
+def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, form: answer.Form) -> None:
     """Simulate, print, and draw. Raises ConfigError for an invalid change, or a run with too few records."""
     if report is not None:
         need("report", "plotly")
     found = what_if(run, changes, seed)
-    show(found)
     if report is not None:
         html.write_page(page(found), report)
+    if form is answer.Form.JSON:
+        answer.write(to_json(found))
+        return
+    show(found)
+    if report is not None:
         print(f"report: {report}")
-    if as_json:
-        print(json.dumps(to_json(found)))
 
 
 def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
@@ -108,7 +110,7 @@ def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...
         try:
             registry.resolve(name)
         except ConfigError as error:
-            raise ConfigError(f"the run was made with {name}, which cannot be played again here: {error}") from error
+            raise ConfigError(f"the run used {name}, which cannot be simulated here: {error}") from error
     return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
 
 
@@ -119,7 +121,7 @@ def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) 
     if exchanges:
         return replace(workload, gradient_bytes=round(sum(one.sent_bytes for one in lines) / exchanges))
     if any("link" in text.lower() for text in changes):
-        raise ConfigError("the run has not counted the bytes of its gradients, so nothing can be said of another link")
+        raise ConfigError("the run has not counted the bytes of its gradients, so no other link can be simulated")
     return workload
 
 
@@ -159,8 +161,8 @@ def show(found: WhatIf, console: Console | None = None) -> None:
 
 def sentences(found: WhatIf) -> list[str]:
     said = [
-        f"Virtual time is {abs(found.error):.1%} {'above' if found.error > 0 else 'below'} the throughput that the run "
-        f"had; gains compare it with itself."
+        f"The simulated throughput is {abs(found.error):.1%} {'above' if found.error > 0 else 'below'} the recorded "
+        f"one; gains compare simulations."
     ]
     for one in found.played[1:]:
         gain = found.gain(one)
@@ -178,7 +180,7 @@ def _table(found: WhatIf) -> PageTable:
 
 def page(found: WhatIf) -> Page:
     made = Page(f"What if · {found.name}", " ".join(sentences(found)))
-    made.table("Recorded, and played in virtual time", _table(found))
+    made.table("Recorded, and simulated", _table(found))
     made.figure("Throughput", _bars(found), "Recorded, then simulated.")
     made.figure("Time per iteration", _lines(found), _ITERATIONS_NOTE)
     return made

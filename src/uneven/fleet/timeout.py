@@ -10,7 +10,7 @@ TIMEOUT_S = 300.0  # for a sample, a step, a factory's call or a checkpoint; equ
 
 def hangs(timeout_s: float, at: str) -> str:
     """Return the message about a process that hangs."""
-    return f"it hangs: {Silence(timeout_s, at)}; if that takes longer, raise Options(timeout_s=…) or --timeout"
+    return f"it hangs: {Silence(timeout_s, at)}; if that takes longer, raise Options(timeout_s=…) or --step-timeout"
 
 
 def checked(timeout_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import traceback
 import warnings
 from types import CodeType, TracebackType
 
@@ -30,6 +31,11 @@ def shorten(error: BaseException) -> None:
     cause = error.__cause__ or error.__context__
     if cause is not None and not _own_lines(cause):
         error.__cause__ = None
+
+
+def own_places(error: BaseException) -> list[str]:
+    """Return the user's own lines in the traceback of an error, each with its file and number, the newest last."""
+    return [text.rstrip() for one in _own_lines(error) for text in traceback.format_tb(one, limit=1)]
 
 
 def warn(message: str) -> None:

@@ -107,7 +107,9 @@ def test_the_command_line_starts_workers_and_leaves_their_arguments_alone(tmp_pa
     assert [worker["RANK"] for worker in told] == ["0", "1"]
     assert {worker["MASTER_ADDR"] for worker in told} == {"127.0.0.1"}
     hint, first, second = done.stderr.splitlines()  # and nothing else
-    assert hint == ("uneven: --nproc after worker.py goes to the script; if uneven is meant, put it before worker.py")
+    assert hint == (
+        "uneven: --nproc after worker.py is an argument of the script: to pass it to uneven, put it before worker.py"
+    )
     assert "run directory runs/" in first
     assert "made no uneven.Session()" in second
     assert str(run.relative_to(tmp_path)) in done.stderr

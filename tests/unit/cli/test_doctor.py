@@ -52,7 +52,7 @@ def test_here_several_workers_can_train() -> None:
 
 
 def test_a_wrong_interface_is_named_and_the_exit_code_says_so() -> None:
-    done = doctor("--json", GLOO_SOCKET_IFNAME="nosuch0")
+    done = doctor("--format", "json", GLOO_SOCKET_IFNAME="nosuch0")
     answer = json.loads(done.stdout)
     assert done.returncode == 1
     assert answer["works"] is False

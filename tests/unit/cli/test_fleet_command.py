@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -32,9 +33,11 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 """
 
 
-def test_a_described_ensemble_is_trained_and_who_failed_is_named(tmp_path: Path) -> None:
+def test_a_described_ensemble_is_trained_and_who_failed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE + 'broken = "fleet_members:raises"\n')
-    command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]
+    command = ["-m", "uneven", "fleet", "run", "two.toml", "--devices", "2", "--report", "two.html"]
     path = os.pathsep.join([str(TESTS), import_path()])
     done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout_s=100)
     assert done.returncode == 1, done.stderr
@@ -46,6 +49,18 @@ def test_a_described_ensemble_is_trained_and_who_failed_is_named(tmp_path: Path)
         assert f": runs/two/members/{folder}/00001.pt" in told
     assert (tmp_path / "runs" / "two" / "state.json").exists()
     assert "The plan over time" in (tmp_path / "two.html").read_text()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["fleet", "show", "two.toml", "--format", "json"])
+    assert ended.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {row["name"]: row["status"] for row in shown["members"]} == {
+        "small": "trained", "wide": "trained", "broken": "failed",
+    }  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(["fleet", "show", "two.toml", "--run-dir", "elsewhere"])
+    assert ended.value.code == 2
+    assert "start one with `uneven fleet run two.toml`" in capsys.readouterr().err
 
 
 def test_the_exit_code_tells_trained_from_failed_from_stopped(
@@ -68,10 +83,10 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
 
         monkeypatch.setattr(fleet, "train", train)
         with pytest.raises(SystemExit) as ended:
-            main(["fleet", "two.toml", *words])
+            main(["fleet", "run", "two.toml", *words])
         return ended.value.code
 
-    assert code("trained", "trained", "--timeout", "7") == 0
+    assert code("trained", "trained", "--step-timeout", "7") == 0
     assert given[0].timeout_s == 7.0
     assert capfd.readouterr().err == ""
     assert code("trained", "failed") == 1
@@ -83,7 +98,7 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
     assert "the others" not in capfd.readouterr().err
     assert code("trained", "trained", stopped=True) == 130
     assert "the same command continues after the last finished pass" in capfd.readouterr().err
-    assert code("trained", "trained", "--timeout", "0.1") == 2
+    assert code("trained", "trained", "--step-timeout", "0.1") == 2
     assert "timeout_s=0.1: at least 1 s" in capfd.readouterr().err
 
 

@@ -116,10 +116,43 @@ def test_unknown_command_offers_the_nearest() -> None:
 
 
 def test_unknown_flag_offers_the_nearest() -> None:
-    for arguments in (["--versoin"], ["doctor", "--jsn"]):
+    for arguments in (["--versoin"], ["doctor", "--fromat"]):
         done = uneven(*arguments)
         assert done.returncode == 2
-        assert {"--versoin": "--version", "--jsn": "--json"}[arguments[-1]] in done.stderr
+        meant = {"--versoin": "--version", "--fromat": "--format"}[arguments[-1]]
+        assert done.stderr.startswith(f"error: No such option: {arguments[-1]}; did you mean {meant}? (see `uneven ")
+
+
+def test_a_name_like_no_command_gets_no_suggestion() -> None:
+    done = uneven("nosuch")
+    assert done.stderr.startswith("error: unknown command 'nosuch' (known: bench, ")
+
+
+def test_an_error_shows_the_lines_of_the_user_and_with_a_variable_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A factory that the file of an ensemble names calls uneven in a wrong way."""
+    (tmp_path / "broken_members.py").write_text(
+        "import uneven.policy.balance\n\ndef few():\n    return uneven.policy.balance.balancers.resolve('evn')\n"
+    )
+    file = "[ensemble]\ndataset = 'broken_members:few'\nmetric = 'loss'\n[members]\na = 'json:loads'\n"
+    (tmp_path / "e.toml").write_text(file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = {}
+    for variable in ("0", "1"):
+        monkeypatch.setenv("UNEVEN_TRACEBACK", variable)
+        with pytest.raises(SystemExit) as ended:
+            main(["fleet", "run", "e.toml"])
+        assert ended.value.code == 2
+        said[variable] = capsys.readouterr().err
+    assert said["0"].count("unknown balancer 'evn'") == said["1"].count("Error: ") == 1
+    place, line, message = said["0"].splitlines()
+    assert place.endswith('broken_members.py", line 4, in few')
+    assert line.strip() == "return uneven.policy.balance.balancers.resolve('evn')"
+    assert message.startswith("error: ")
+    assert "registry.py" in said["1"]
+    assert said["1"].startswith("Traceback")
 
 
 @pytest.mark.parametrize(

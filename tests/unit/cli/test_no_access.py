@@ -18,15 +18,17 @@ COMMANDS = (
     "simulate --costs locked/run",
     "plan locked/run",
     "plan locked/cluster.toml",
-    "fleet locked/ensemble.toml",
+    "fleet run locked/ensemble.toml",
+    "fleet show locked/ensemble.toml",
+    "runs locked",
+    "init --config locked/uneven.toml",
     "watch locked/run",
     "report locked/run",
-    "report run --out locked/out.html",
-    "report run --out mine.html --trace locked/out.json",
-    "report run --out mine.html --tensorboard locked/board",
-    "demo --runs locked/new",
+    "report run --report locked/out.html",
+    "report run --report mine.html --trace locked/out.json",
+    "report run --report mine.html --log-to tensorboard:locked/board",
 )
-IN_THE_LOCKED_FOLDER = ("run train.py", "emulate cluster.toml -- train.py", "simulate cluster.toml", "watch")
+IN_THE_LOCKED_FOLDER = ("run train.py", "emulate cluster.toml -- train.py", "simulate cluster.toml", "watch", "demo")
 
 SCRIPT = """
 import ctypes, json, os, shlex, sys

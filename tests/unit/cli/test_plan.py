@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from uneven.cli import main
+from uneven.cli import main, plan_page
 from uneven.cli.plan import split
 from uneven.policy.balance import balancers
 from uneven.policy.sync import carried, unheeded
@@ -21,12 +21,21 @@ def typed(*words: str, command: str = "plan") -> int:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, dict[str, Any]]:
-    """The page, and the object in its last line."""
+    """The text of a plan, and its object in JSON, of one simulation."""
+    pages: list[plan_page.PlanPage] = []
+
+    def kept(page: plan_page.PlanPage, task: str | None) -> dict[str, Any]:
+        pages.append(page)
+        return as_json(page, task)
+
     capsys.readouterr()
-    assert typed(*words, "--json") == 0
-    text = capsys.readouterr().out
-    found: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return text, found
+    as_json = plan_page.as_json
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plan_page, "as_json", kept)
+        assert typed(*words, "--format", "json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    plan_page.show(pages[0])
+    return capsys.readouterr().out, found
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +74,7 @@ def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.Captur
     assert f"uneven run --balance {best['balance']} --sync {best['sync']} SCRIPT" in answer
     assert f"Caution:  under {best['sync']} a model may need more samples than under bsp" in answer
     assert "Exact:    uneven run --balance lb-bsp SCRIPT" in answer
-    assert "--balance NAME,… or --json shows them" in text
+    assert "--balance NAME,… or --format json shows them" in text
 
 
 def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +142,7 @@ def test_a_combination_that_cannot_be_played_is_left_out_and_the_rest_goes_on(
     assert "2 shares do not fit" in left["why"]
     assert "2 shares do not fit" in text
     assert typed("demo4", "--balance", "static:shares=1/2", "--sync", "bsp") == 2
-    assert "nothing is left to be ranked" in capsys.readouterr().err
+    assert "no combination could be simulated" in capsys.readouterr().err
 
 
 def test_what_exchanges_nothing_is_not_recommended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +160,9 @@ def test_what_exchanges_nothing_is_not_recommended(tmp_path: Path, capsys: pytes
     assert why["shadow:ma"].startswith("no exchange of all workers ended")
     assert all(reason in " ".join(text.split()) for reason in why.values())
     assert typed(*words, "diloco:every=500") == 2
-    assert "nothing is left to be ranked: even under diloco:every=500: an exchange comes" in capsys.readouterr().err
+    assert (
+        "no combination could be simulated: even under diloco:every=500: an exchange comes" in capsys.readouterr().err
+    )
 
 
 def test_where_nothing_could_be_played_the_failures_are_told_and_not_what_was_left_out(
@@ -162,7 +173,7 @@ def test_where_nothing_could_be_played_the_failures_are_told_and_not_what_was_le
     (tmp_path / "cluster.toml").write_text(f'name = "two"\nnodes = [{", ".join(nodes)}]\n{stop}')
     assert typed(str(tmp_path / "cluster.toml"), "--iterations", "20") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "nothing is left to be ranked: even under bsp: after 1e+09 s of virtual time" in told
+    assert "no combination could be simulated: even under bsp: after 1e+09 s of virtual time" in told
     assert "same plans" not in told
     assert "own pace" not in told
 
@@ -171,7 +182,7 @@ def test_where_nothing_could_be_played_the_failures_are_told_and_not_what_was_le
     (("demo5",), "did you mean 'demo4'"),
     (("demo4", "--balance", "lb-bsb"), "did you mean 'lb-bsp'"),
     (("demo4", "--sync", "sps"), "did you mean"),
-    (("demo4", "--accuracy", "0.9"), "--accuracy 0.9 needs something that learns: add --train digits"),
+    (("demo4", "--accuracy", "0.9"), "--accuracy 0.9 needs a training: add --train digits"),
     (("demo4", "--iterations", "0"), "--iterations 0: it must be at least 1"),
 ])  # fmt: skip
 def test_a_mistake_is_named(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:

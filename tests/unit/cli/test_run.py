@@ -63,5 +63,5 @@ def test_options_that_look_like_ours(arguments: list[str], script: str, found: l
 
 def test_a_hint_names_all_of_them() -> None:
     assert hint(["--seed", "--nproc"], "t.py") == (
-        "--seed, --nproc after t.py go to the script; if uneven is meant, put them before t.py"
+        "--seed, --nproc after t.py are arguments of the script: to pass them to uneven, put them before t.py"
     )

@@ -22,7 +22,7 @@ def typed(*words: str) -> int:
 
 def test_it_learns_until_it_is_good_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    words = ("demo4", "--train", "digits", "--until-accuracy", "0.9", "--compare", "--run-dir", str(run))
+    words = ("demo4", "--train", "digits", "--accuracy", "0.9", "--compare", "--run-dir", str(run))
     assert typed(*words) == 0
     text = capsys.readouterr().out
     for word in ("90 % is reached after", "worth", "to the goal"):
@@ -37,16 +37,16 @@ def test_it_learns_until_it_is_good_enough(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_goal_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("demo4", "--train", "digits", "--until-accuracy", "1.0", "--iterations", "5", "--no-journal")
+    words = ("demo4", "--train", "digits", "--accuracy", "1.0", "--iterations", "5", "--no-journal")
     assert typed(*words) == 0
     assert "100 % is not reached: the best is" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (("--until-accuracy", "0.9"), "add --train digits"),
+    (("--accuracy", "0.9"), "add --train digits"),
     (("--train", "digit"), "did you mean 'digits'?"),
     (("--train", "digits:depth=3"), "unknown key for training task 'digits': 'depth'"),
-    (("--train", "digits", "--until-accuracy", "90"), "above 0 and at most 1"),
+    (("--train", "digits", "--accuracy", "90"), "above 0 and at most 1"),
 ])  # fmt: skip
 def test_a_mistake_is_named(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("demo4", "--no-journal", *words) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ def write(path: Path) -> None:
 
 def test_a_file_is_cut_and_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "ring.npz")
+    words = ["--capacities", "3,1", "--beta", "0"]
     with pytest.raises(SystemExit) as ended:
-        main(["graph", "partition", str(tmp_path / "ring.npz"), str(tmp_path / "p"), "--shares", "3,1", "--beta", "0"])
+        main(["graph", "partition", str(tmp_path / "ring.npz"), str(tmp_path / "p"), *words])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "40 vertices, 80 directed edges, cut into 2 by ne, seed 0" in shown
@@ -41,6 +43,11 @@ def test_a_file_is_cut_and_described(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["graph", "inspect", str(tmp_path / "p")])
     assert capsys.readouterr().out == shown
+    with pytest.raises(SystemExit):
+        main(["graph", "inspect", str(tmp_path / "p"), "--format", "json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["vertices"], told["edges"], told["method"]) == (40, 80, "ne")
+    assert sum(part["edges"] for part in told["parts"]) == 80
     g = graph.load(tmp_path / "p", rank=0, size=1)
     assert g.x.shape == (40, 5)
     assert g.gather(g.x.argmax(1)).tolist() == [one % 3 for one in range(40)]  # type: ignore[union-attr]
@@ -68,8 +75,8 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(DataError, match=r"text\.npz"):
         read_graph(tmp_path / "text.npz")
     for line, told in (
-        (["p"], "give --parts 4, or --shares"),
-        (["p", "--shares", "3;1"], "give numbers with commas"),
+        (["p"], "give --parts 4, or --capacities"),
+        (["p", "--capacities", "3;1"], "give numbers with commas"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["graph", "partition", str(tmp_path / "x.npz"), *line])

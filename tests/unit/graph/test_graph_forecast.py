@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,11 @@ def test_the_forecast_says_how_long_an_epoch_is(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main(asked)
     assert "9 → 64 → 3" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*asked, "--format", "json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["layers"] == [9, 64, 3]
+    assert {row["exchange"] for row in told["rows"]} >= {"exact", "cd-0"}
     for more, wrong in ((["--layers", "9,x"], "--layers 9,x"), (["--core", "80"], "--core 80:"),
                         (["--core", "80,-1"], "--core 80,-1:")):  # fmt: skip
         with pytest.raises(SystemExit) as ended:

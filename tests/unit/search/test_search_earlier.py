@@ -197,10 +197,14 @@ def test_the_command_says_how_long_a_search_takes(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit):
         main([*forecast, "--trials", "54"])
     assert "54 trials" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*forecast, "--format", "json"])
+    told = json.loads(capsys.readouterr().out)
+    assert ([row["devices"] for row in told["rows"]], told["quickest"]) == ([1, 2, 3, 4], 4)
     for asked, why in (
-        (forecast[:3], "uneven search forecast RUN CLUSTER"),
-        ([*forecast, "--trials", "0"], "at least one"),
-        ([*forecast, "--devices", "2"], "no other option"),
+        (forecast[:3], "Missing argument 'CLUSTER'"),
+        ([*forecast, "--trials", "0"], "0 is not in the range"),
+        ([*forecast, "--devices", "2"], "No such option: --devices"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(asked)

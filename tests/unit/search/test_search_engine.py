@@ -362,16 +362,21 @@ def test_from_a_file_on_the_command_line(
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["search", "search.toml", "--devices", "1", "--report", "page.html", "--trials", "5"])
+        main(["search", "run", "search.toml", "--devices", "1", "--report", "page.html", "--trials", "5"])
     assert ended.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) == 6
     assert (tmp_path / "page.html").exists()
+    with pytest.raises(SystemExit) as ended:
+        main(["search", "show", "runs/search", "--format", "json"])
+    assert ended.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["metric"], shown["failed"], len(shown["trials"])) == ("score", 0, 5)
     asked = json.loads((tmp_path / "runs" / "search" / "search.json").read_text())
     assert asked["searcher"] == "optuna:tpe"
-    again = ["search", "search.toml", "--devices", "1", "--directory", "warm", "--warm-start", "runs/search"]
+    again = ["search", "run", "search.toml", "--devices", "1", "--run-dir", "warm", "--warm-start", "runs/search"]
     for trials in ("2", "3"):  # the second goes on with what was learnt, and the earlier search need not be there
         with pytest.raises(SystemExit) as ended:
-            main([*again, "--trials", trials, "--tensorboard", "board"])
+            main([*again, "--trials", trials, "--log-to", "tensorboard:board"])
         assert ended.value.code == 0
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     first, *rest = read_events(tmp_path / "warm")
@@ -379,18 +384,19 @@ def test_from_a_file_on_the_command_line(
     assert [event["event"] for event in (first, *rest)].count("learn") == 1
     assert len(list((tmp_path / "board").glob("trial-*/events.*"))) == 3
     with pytest.raises(SystemExit):
-        main([*again[:5], "warm"])
+        main([*again[:6], "warm"])
     assert "holds a search with warm_start=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (["nowhere.toml"], "no file nowhere.toml"),
-        (["a.toml", "b.toml"], "give one FILE"),
-        (["stop", "runs/x"], "a trial's number"),
+        (["run", "nowhere.toml"], "no file nowhere.toml"),
+        (["nowhere.toml"], "unknown command of uneven search 'nowhere.toml' (known: clone, forecast,"),
+        (["stop", "runs/x"], "Missing argument 'TRIAL' (see `uneven search stop --help`)"),
+        (["show", "runs/x"], "runs/x"),
         (["stop", "runs/x", "3"], "no search runs in"),
-        (["stop", "runs/x", "3", "lr=1"], "stop takes no settings"),
+        (["stop", "runs/x", "3", "lr=1"], "unexpected extra argument"),
         (["clone", "runs/x", "3", "lr"], "KEY=VALUE"),
     ],
 )

@@ -11,15 +11,20 @@ import typer
 
 def demo(
     data: Annotated[
-        str, typer.Option("--data", help="Data set: digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
+        str,
+        typer.Option(
+            "--data",
+            metavar="digits|fashion-mnist",
+            help="Data set; digits comes with uneven, and UNEVEN_DATA needs the folder of fashion-mnist.",
+        ),
     ] = "digits",
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of each training.")] = 12,
-    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder for the two runs.")] = Path("runs"),
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each training.")] = 12,
 ) -> None:
     """Train on four workers of unequal speed, first with DDP and equal batches, then balanced.
 
     The workers are processes on this machine with 0.6, 0.4, 0.2 and 0.1 of a core. The live view shows how each worker
-    spends its time; a table and an HTML report follow. The demo takes one to two minutes on two cores.
+    spends its time; a table and an HTML report follow. The demo takes one to two minutes on two cores. It writes both
+    runs and the report into ./runs.
 
     \b
     Examples:
@@ -33,6 +38,7 @@ def demo(
 
     check(images(data), epochs)  # raise errors here, not in a worker
     console = Console()
+    runs = Path("runs")
     stem = f"{datetime.now():%Y-%m-%d-%H%M%S}-demo"
     phases = []
     for number, (name, way) in enumerate(WAYS.items(), 1):

@@ -59,14 +59,7 @@ def run(
 ) -> RunState:
     """Train until every member is trained or has failed, or continue an earlier start. See ``fleet.train``."""
     jobs = _pickled(ensemble)
-    asked = {
-        "members": list(ensemble.members),
-        "samples": len(ensemble.dataset),
-        "validation samples": len(ensemble.validate) if ensemble.validate is not None else 0,
-        "seed": ensemble.seed,
-        "chunk": options.chunk,
-        "metric": ensemble.metric.name,
-    }
+    asked = asked_for(ensemble, options)
     with closing(place_for(engine, devices, _IMPORTED)) as place, locked(directory):
         if options.together and not place.shares_devices:
             raise ConfigError(f"together=True: a device of engine={engine!r} trains one member at a time: leave it out")
@@ -90,6 +83,18 @@ def run(
         else:
             begun.report_finished()
     return state
+
+
+def asked_for(ensemble: Ensemble, options: Options) -> dict[str, Any]:
+    """Return what a later start must ask for as well; ``state.json`` keeps it."""
+    return {
+        "members": list(ensemble.members),
+        "samples": len(ensemble.dataset),
+        "validation samples": len(ensemble.validate) if ensemble.validate is not None else 0,
+        "seed": ensemble.seed,
+        "chunk": options.chunk,
+        "metric": ensemble.metric.name,
+    }
 
 
 def code_in(ensemble: Ensemble) -> Code:

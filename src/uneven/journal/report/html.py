@@ -44,7 +44,10 @@ def report(run: Path) -> str:
 
 def report_page(run: Path) -> Page:
     """Return the page of one run; raise JournalError if there is no readable journal."""
-    data = run_data(read(run))
+    return page_of(run_data(read(run)))
+
+
+def page_of(data: RunData) -> Page:
     series = figures.all_series(data)
     page = Page(f"Run {data.name}", _lead(data), advice(data.summary, data.runs[0].settings if 0 in data.runs else {}))
     page.cards(_cards(data))
@@ -187,13 +190,13 @@ def write_page(page: Page, path: Path, *, plotly_beside: bool = False) -> None:
     """Save a page, with Plotly in it or in a file next to it; raise JournalError if it cannot be written."""
     write(page.html(plotly_beside=plotly_beside), path)
     if plotly_beside:
-        with access(f"write into {path.parent} (another file can be named with --out)", JournalError):
+        with access(f"write into {path.parent} (another file can be named with --report)", JournalError):
             write_beside(path.parent)
 
 
 def write(html: str, path: Path) -> None:
     """Save an HTML text; raise JournalError if it cannot be written."""
-    with access(f"write {path} (another file can be named with --out)", JournalError):
+    with access(f"write {path} (another file can be named with --report)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html, encoding="utf-8")
 

@@ -125,6 +125,13 @@ def _over(state: RunProgress) -> bool:
     return state.ended or (bool(state.runs) and all(_gone(run) for run in state.runs.values()))
 
 
+def condition(state: RunProgress) -> str:
+    """Return "waiting" before the first record, "running", "finished", or "stopped" by a crash or a kill."""
+    if not state.runs:
+        return "waiting"
+    return "finished" if state.ended else "stopped" if _over(state) else "running"
+
+
 def _gone(run: RunRecord) -> bool:
     """Return whether this worker ran on this machine and has ended; False if unknown."""
     if run.world == "simulated":

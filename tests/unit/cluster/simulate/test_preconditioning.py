@@ -122,11 +122,12 @@ def test_a_plan_knows_what_a_described_preconditioner_costs(tmp_path: Path, caps
     assert one == Preconditioning(layers=((200, 100),), share=0.25, factor_core_s=1e-4)
     spec = with_one(one, files.load("demo4"))
     assert from_toml(to_toml(spec), "here", SeriesFiles(None)) == spec
-    words = ["plan", "demo4", "--balance", "even,lb-bsp", "--sync", "bsp,asp", "--preconditioner", str(path), "--json"]
+    words = ["plan", "demo4", "--balance", "even,lb-bsp", "--sync", "bsp,asp", "--preconditioner", str(path)]
     assert typed(*words) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "K-FAC on 1 layers, periods 1 and 10, f = 1/4: of a step, " in said
-    found = json.loads(said[said.index('{"cluster"') :])
+    assert typed(*words, "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
     assert {row["sync"] for row in found["rows"]} == {"bsp"}
     assert all(len(row["preconditioner"]) == 4 for row in found["rows"])
     assert any("averaged on every step" in one["why"] for one in found["left_out"])

@@ -66,7 +66,7 @@ def test_the_ranking_has_the_policies_of_today(make: ModuleType) -> None:
     """Balancers that come to the same share a row with a star, and which ones do depends on what is trained."""
     words = [row.split(" ", 2) for row in make.embedded(PICTURES / "plan.png")["rows"]]
     shown = {(balance, sync): carried for balance, sync, carried in words}
-    rows = json.loads(printed("plan", "demo4", "--balance", "even,lb-bsp", "--json").splitlines()[-1])["rows"]
+    rows = json.loads(printed("plan", "demo4", "--balance", "even,lb-bsp", "--format", "json"))["rows"]
     today = {(row["balance"], row["sync"]): "yes" if row["carried"] else "not yet" for row in rows}
     assert {sync for _, sync in shown} == {sync for _, sync in today}, "take plan again"
     assert all(shown[row] == today[row] for row in shown.keys() & today.keys()), "take plan again"

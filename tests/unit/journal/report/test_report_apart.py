@@ -147,7 +147,7 @@ def test_curves_are_over_global_batches(run: Path) -> None:
 
 def test_the_trace_has_each_step(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        main(["report", str(run), "--out", str(tmp_path / "page.html"), "--trace", str(tmp_path / "trace.json")])
+        main(["report", str(run), "--report", str(tmp_path / "page.html"), "--trace", str(tmp_path / "trace.json")])
     rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     computed = [row for row in rows if row["name"] == "compute"]
     assert [sum(row["tid"] == rank + 1 for row in computed) for rank in range(3)] == RUN.counts
@@ -170,7 +170,7 @@ def test_beside_a_run_whose_workers_wait(run: Path, tmp_path: Path, capsys: pyte
     assert "Time per global batch" in page.figures
     assert {"together: share of the global batch", "apart: share of the samples"} <= set(page.figures)
     with pytest.raises(SystemExit):
-        main(["report", str(together), str(run), "--out", str(tmp_path / "both.html")])
+        main(["report", str(together), str(run), "--report", str(tmp_path / "both.html")])
     assert "means over all of the time" in " ".join(capsys.readouterr().out.split())
 
 

@@ -52,7 +52,7 @@ def test_a_worker_that_takes_nothing_is_as_fast_as_before() -> None:
 
 def test_two_runs_on_one_page_and_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     even, balanced = SampleRun(balanced=False).write(tmp_path / "even"), SampleRun().write(tmp_path / "balanced")
-    assert command("report", even, balanced, "--out", tmp_path / "both.html") == 0
+    assert command("report", even, balanced, "--report", tmp_path / "both.html") == 0
     printed = capsys.readouterr().out
     for row in ("time per iteration", "÷ first", "waits, %", "shares, %", "loss"):
         assert row in printed
@@ -80,7 +80,7 @@ def test_a_trace_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_plotly_may_lie_beside_the_page(tmp_path: Path) -> None:
     run = SampleRun(iterations=5).write(tmp_path / "run")
-    assert command("report", run, "--beside", "--out", tmp_path / "out" / "page.html") == 0
+    assert command("report", run, "--separate-plotly", "--report", tmp_path / "out" / "page.html") == 0
     page = (tmp_path / "out" / "page.html").read_text()
     assert f'<script src="{BESIDE}">' in page
     assert len(page) < 300_000

@@ -262,7 +262,7 @@ def test_commands_say_what_is_missing(here: Path, capsys: pytest.CaptureFixture[
 
 def test_an_unwritable_page_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalError, match="--out"):
+    with pytest.raises(JournalError, match="--report"):
         html.write("x", tmp_path / "file" / "page.html")
     with pytest.raises(JournalError, match="--trace"):
         perfetto.write(SampleRun(iterations=2).write(tmp_path / "r"), tmp_path / "file" / "t.json")

@@ -25,7 +25,7 @@ class TensorBoard(Tracker):
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
         home = self._folder / name
-        with access(f"write to {home} (another folder can be named with --tensorboard or --log-to)"):
+        with access(f"write to {home} (another folder can be named with --log-to)"):
             home.mkdir(parents=True, exist_ok=True)
             for old in home.glob("events.out.tfevents.*"):
                 old.unlink()

@@ -1,0 +1,99 @@
+"""The command ``uneven runs``: the runs in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from uneven.cli import answer
+
+_END_BYTES = 50_000  # of all journals of a run: the newest iterations, so that a long list takes no time
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One row of the list."""
+
+    name: str
+    date: str  # of its start, as year-month-day hour:minute
+    workers: int
+    iterations: int
+    state: str  # see :func:`uneven.journal.report.terminal.condition`; of a search or fleet its kind
+    next: str  # the command to type
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Folder of the runs. [default: ./runs]", show_default=False)
+    ] = Path("runs"),
+    form: answer.Format = answer.Form.TEXT,
+) -> None:
+    """List the runs in a folder, the newest first: date, workers, iterations, state, and the next command.
+
+    Searches and fleets are listed, too.
+
+    \b
+    Examples:
+      uneven runs
+      uneven runs /shared/runs --format json
+    """
+    from uneven.errors import JournalError, access
+
+    with access(f"look into {folder}", JournalError):
+        if not folder.is_dir():
+            raise JournalError(f"{folder} is not a folder: name one with runs, or start one with `uneven run SCRIPT`")
+        rows = [_listed(path) for path in folder.iterdir() if path.is_dir()]
+    found = sorted(filter(None, rows), key=lambda one: (one.date, one.name), reverse=True)
+    if form is answer.Form.JSON:
+        answer.write(found)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from uneven.journal.report.console import Console
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("run", "date", "workers", "iterations", "state", "next"):
+        table.add_column(name, justify="right" if name in ("workers", "iterations") else "left", no_wrap=name == "run")
+    for one in found:
+        workers, iterations = (f"{number:,}" if number else "–" for number in (one.workers, one.iterations))
+        table.add_row(one.name, one.date, workers, iterations, one.state, one.next)
+    Console(highlight=False).print(table if found else f"no run in {folder}")
+
+
+def _listed(path: Path) -> ListedRun | None:
+    """Return a folder as a row; None if it is not a run."""
+    from uneven.errors import JournalError
+    from uneven.journal.reader import Follower, rank_paths
+    from uneven.journal.report import terminal
+    from uneven.journal.report.pure.live_state import RunProgress
+    from uneven.runtime.rundir import SETTINGS
+
+    for file, kind, command in (
+        ("events.jsonl", "search", f"uneven search show {quote(str(path))}"),
+        ("state.json", "fleet", f"uneven fleet show {quote(path.name)}.toml"),
+    ):
+        if (path / file).is_file():
+            return ListedRun(path.name, _date((path / file).stat().st_ctime), 0, 0, kind, command)
+    state, ranks = RunProgress(), rank_paths(path)
+    if not ranks and not (path / SETTINGS).is_file():
+        return None
+    try:
+        state.feed(Follower(path, _END_BYTES // max(1, len(ranks))).poll())
+    except JournalError:
+        return ListedRun(path.name, _date(path.stat().st_mtime), len(ranks), 0, "damaged", "")
+    began_s = min((one.started_at_s for one in state.runs.values()), default=path.stat().st_mtime)
+    condition = terminal.condition(state)
+    command = "report" if condition in ("finished", "stopped") else "watch"
+    iterations = 0 if state.last is None else state.last.iteration + 1
+    following = f"uneven {command} {quote(str(path))}"
+    return ListedRun(path.name, _date(began_s), len(ranks), iterations, condition, following)
+
+
+def _date(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s):%Y-%m-%d %H:%M}"
