@@ -68,5 +68,4 @@ Examples:
   uneven watch runs/NAME                   while it runs, or afterwards
   uneven runs                              all runs in ./runs, each with the next command
   uneven doctor                            before the first run, or when one fails
-  uneven --install-completion              then open a new shell: TAB completes commands and names
 """

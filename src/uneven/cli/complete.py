@@ -43,7 +43,7 @@ def clusters_and_runs(incomplete: str) -> list[str]:
 def _listed(registry: Any, incomplete: str) -> list[str]:
     """Return the names for the last item of a list with commas, each behind the items before it."""
     before, comma, last = incomplete.rpartition(",")
-    if "=" in last:  # an option of a plug-in
+    if ":" in incomplete:  # options of a plug-in
         return []
     try:
         names = [name.split()[0] for name in registry.listed()]

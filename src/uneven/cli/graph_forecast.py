@@ -42,20 +42,22 @@ def show(
     # The same nodes with free links show the part of communication in an epoch.
     free: dict[str, Any] = {"up_bit_per_s": None, "down_bit_per_s": None, "latency_s": 0.0}
     free_spec = replace(spec, nodes=tuple(replace(node, **free) for node in spec.nodes), links=())
-    rows, takes_s = [], dict[str, float]()
+    rows: list[tuple[str, float, float, float]] = []
+    takes_s: dict[str, float] = {}
     for exchange in EXCHANGES:
         each = phases(load, exchange, widths, **asdict(rates), overhead_s=spec.workload.overhead_core_s)
         takes_s[exchange], free_s = (play(one, each, _STEPS)[-1] / _STEPS for one in (spec, free_spec))
         sent_mb = sum(one.all_bytes for one in each) / 1e6  # without the sum of the gradients
-        rows.append({"exchange": exchange, "epoch_s": takes_s[exchange], "free_s": free_s, "sent_mb": sent_mb})
+        rows.append((exchange, takes_s[exchange], free_s, sent_mb))
     if form is answer.Form.JSON:
-        answer.write({"cluster": spec.name, "edges": sum(load.edges), "layers": widths, "rates": rates, "rows": rows})
+        named = [dict(zip(("exchange", "epoch_s", "free_s", "sent_mb"), row, strict=True)) for row in rows]
+        answer.write({"cluster": spec.name, "edges": sum(load.edges), "layers": widths, "rates": rates, "rows": named})
         return
     title = f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}"
     table = Table(title=title, box=SIMPLE_HEAD)
     for name in ("exchange", "an epoch", "if links were free", "MB sent an epoch"):
         table.add_column(name, justify="left" if name == "exchange" else "right")
-    for exchange, epoch_s, free_s, sent_mb in (one.values() for one in rows):
+    for exchange, epoch_s, free_s, sent_mb in rows:
         table.add_row(exchange, seconds(epoch_s), seconds(free_s), f"{sent_mb:.2f}")
     table.caption = (
         f"a core: {1e-9 / rates.flop_s:.0f} Gflop/s, {1e-9 / rates.number_s:.1f} billion numbers/s; "

@@ -15,10 +15,11 @@ from uneven.cli import options
 from uneven.errors import ConfigError, access
 from uneven.policy.balance import balancers
 from uneven.policy.core import run_config
+from uneven.policy.core.registry import Registry
 from uneven.policy.sync import policies
 from uneven.runtime.rundir import FILE
 
-_NAMES = {"balance": balancers, "sync": policies}
+_NAMES: dict[str, Registry[Any]] = {"balance": balancers, "sync": policies}
 _HEAD = """\
 # Settings of the runs that start in this folder. Options of the command line override them; the script overrides both.
 # A line that starts with "# " and a key shows its default.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import answer, complete, options
-from uneven.cli.options import BALANCERS, POLICIES, played
+from uneven.cli.help import BALANCERS, POLICIES
+from uneven.cli.options import played
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -29,7 +29,13 @@ class ListedRun:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Folder of the runs. [default: ./runs]", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="Folder of the runs. [default: ./runs]",
+            readable=False,  # the command checks it itself
+            show_default=False,
+        ),
     ] = Path("runs"),
     form: answer.Format = answer.Form.TEXT,
 ) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import answer, complete, options
-from uneven.cli.help import first
-from uneven.cli.options import BALANCERS, POLICIES, accuracy, option, played, task
+from uneven.cli.help import BALANCERS, POLICIES, first
+from uneven.cli.options import accuracy, option, played, task
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:

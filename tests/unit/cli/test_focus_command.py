@@ -50,7 +50,7 @@ def test_a_truth_network_is_a_network_or_what_makes_one(
 def test_places_are_lines_of_text_or_of_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hits = [Hit("cam", frame, frame / 2, (1, 2, 3, 4), 0.5) for frame in (8, 9)]
+    hits = [Hit("cam", frame, frame / 2, (1, 2, 3, 4), 0.5, 6) for frame in (8, 9)]
     cost = SimpleNamespace(candidates=2, checked=1, alike=1, known=0, sure=0)
 
     def opened(*_: Any) -> Any:
@@ -69,6 +69,13 @@ def test_places_are_lines_of_text_or_of_json(
                              "cam\t9\t4.50\t1,2,3,4\t0.500"]  # fmt: skip
             continue
         assert [json.loads(line) for line in lines] == [
-            {"stream": "cam", "frame": one.frame, "time_s": one.time_s, "box": [1, 2, 3, 4], "confidence": 0.5}
+            {
+                "stream": "cam",
+                "frame": one.frame,
+                "time_s": one.time_s,
+                "box": [1, 2, 3, 4],
+                "confidence": 0.5,
+                "cluster": 6,
+            }
             for one in hits
         ]
