@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,14 +69,4 @@ def test_places_are_lines_of_text_or_of_json(
             assert lines == ["stream\tframe\ttime_s\tbox\tconfidence", "cam\t8\t4.00\t1,2,3,4\t0.500",
                              "cam\t9\t4.50\t1,2,3,4\t0.500"]  # fmt: skip
             continue
-        assert [json.loads(line) for line in lines] == [
-            {
-                "stream": "cam",
-                "frame": one.frame,
-                "time_s": one.time_s,
-                "box": [1, 2, 3, 4],
-                "confidence": 0.5,
-                "cluster": 6,
-            }
-            for one in hits
-        ]
+        assert [json.loads(line) for line in lines] == [{**asdict(one), "box": [1, 2, 3, 4]} for one in hits]

@@ -75,7 +75,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_trace_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("report", tmp_path, tmp_path / "b", "--trace", "x") == 2
-    assert "are of one run" in capsys.readouterr().err
+    assert "take one run" in capsys.readouterr().err
 
 
 def test_plotly_may_lie_beside_the_page(tmp_path: Path) -> None:
