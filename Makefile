@@ -4,6 +4,7 @@
 #   make test-rest  all other tests (tests/system, benchmarks/tests): Ray, emulated clusters, launchers, examples, benches
 #   make test-all   both
 #   make check      style and types
+#   make types      the types that scripts see: pyright on examples/
 #   make docs       the site, into build/docs; a warning is an error
 #   make bench      the LB-BSP benchmark, short form
 #   make clean      remove .venv and everything that was built (run directories stay)
@@ -33,7 +34,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test test-rest test-all check docs bench clean
+.PHONY: .venv demo test test-rest test-all check types docs bench clean
 
 .venv: .venv/.stamp-installed
 
@@ -90,6 +91,10 @@ check: .venv/.stamp-check
 	@$(BIN)/python -c '$(GROUPS)' docs > .venv/docs.txt
 	$(BIN)/python $(INSTALL) --requirement .venv/docs.txt
 	@touch $@
+
+# Needs Node.js, and the network on the first call.
+types: .venv/.stamp-test
+	npx --yes pyright@1.1.405 --pythonpath $(BIN)/python
 
 docs: .venv/.stamp-docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)

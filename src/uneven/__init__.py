@@ -6,11 +6,10 @@
     model, optimizer = session.setup(model, optimizer)
     loader = session.loader(dataset, batch_size=512)  # the global batch; this worker's part follows its speed
 
-The package exports the session, the errors, and the base classes, views, actions and registries for plug-ins. Included
-balancers, predictors and policies are chosen by name, as in ``Session(balance="lb-bsp")``; their classes are in
-``uneven.policy.balance``, ``uneven.policy.predict`` and ``uneven.policy.sync``. They are imported on first use, so
-``import uneven`` does
-not wait for torch.
+The package exports the session, errors and warnings, and the base classes, views, actions and registries for plug-ins.
+Balancers are in ``uneven.balance``, synchronization policies in ``uneven.sync``. Choose them as objects,
+``Session(sync=uneven.sync.Shadow(uneven.sync.MA()))``, or by name, ``Session(sync="shadow:ma")``. All names are
+imported on first use, so ``import uneven`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING
 from uneven.policy.core import registry
 from uneven.runtime import plugins
 from uneven.runtime.installed import VERSION, lazy
+from uneven.runtime.log import show_messages
 
 if TYPE_CHECKING:
+    from uneven import balance, sync
     from uneven.errors import (
         CheckpointError,
         ConfigError,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
         NonFiniteError,
         PeerError,
         TrainingError,
+        UnevenDeprecationWarning,
         UnevenError,
+        UnevenWarning,
     )
     from uneven.policy.balance import Balancer, WrappingBalancer, balancers, standing
     from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, Significant, Split, StepPlan, Via, Wait
@@ -84,24 +87,28 @@ __all__ = [
     "SyncView",
     "ThreadLines",
     "TrainingError",
+    "UnevenDeprecationWarning",
     "UnevenError",
+    "UnevenWarning",
     "Via",
     "Visits",
     "Wait",
     "WrappingBalancer",
     "WrappingPolicy",
+    "balance",
     "balancers",
     "merges",
     "policies",
     "predictors",
     "proportional",
     "standing",
+    "sync",
 ]
 
 _HOMES = {
     "uneven.errors": (
         *("CheckpointError", "ConfigError", "DataError", "NonFiniteError", "PeerError", "TrainingError"),
-        "UnevenError",
+        *("UnevenDeprecationWarning", "UnevenError", "UnevenWarning"),
     ),
     "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers", "standing"),
     "uneven.policy.core.actions": (
@@ -122,9 +129,9 @@ _HOMES = {
 }
 
 registry.find_outside = plugins.find
+show_messages()
 
-
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(__name__, _HOMES, modules=("balance", "sync"))
 
 
 def __dir__() -> list[str]:

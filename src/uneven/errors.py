@@ -14,7 +14,8 @@
         ├── PeerError          a worker did not take part in an exchange
         └── LaunchError        a worker died or could not be started
 
-A message names the object, the value and a remedy.
+A message names the object, the value and a remedy. Warnings are :class:`UnevenWarning`, to be filtered by
+``warnings.simplefilter("error", uneven.UnevenWarning)``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+
+class UnevenWarning(RuntimeWarning):
+    """The root of all warnings of uneven: the run continues, but something needs attention."""
+
+
+class UnevenDeprecationWarning(UnevenWarning, FutureWarning):
+    """A name or an argument goes away; the warning says which one replaces it, and in which version it is gone."""
 
 
 class UnevenError(Exception):

@@ -178,7 +178,7 @@ def test_what_the_device_does_not_hold_is_done_in_passes() -> None:
 
 def test_preconditioners_work_on_the_device() -> None:
     for make, steps, tolerance in (
-        (lambda: uneven.KFAC(damping=0.1, kl_clip=0.01, periods=(2, 4)), momentum, 1e-9),
+        (lambda: uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4), momentum, 1e-9),
         (lambda: uneven.SOAP(), lambda m: torch.optim.SGD(m.parameters(), lr=0.01), 1e-6),
     ):
         models = []

@@ -174,10 +174,14 @@ def test_means_counts_passes_and_evaluation(me: RankContext) -> None:
 def test_preconditioners_on_unequal_shares(me: RankContext) -> None:
     for share in (1.0, 0.5):
         model = mlp("cuda")
-        part = uneven.KFAC(damping=0.1, kl_clip=0.01, periods=(2, 4), share=share)
+        part = uneven.KFAC(
+            damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share
+        )
         together(model, momentum, 2, balance="static:shares=3/1", parts=[part])
         plain = mlp("cuda")
-        worker = by_itself(plain, momentum(plain), uneven.KFAC(damping=0.1, kl_clip=0.01, periods=(2, 4)))
+        worker = by_itself(
+            plain, momentum(plain), uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4)
+        )
         for x, y in global_batches(2):
             worker.step(x.cuda(), y.cuda())
         assert_same(model, plain, 1e-9)

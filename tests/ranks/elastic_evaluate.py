@@ -34,6 +34,7 @@ def main(folder: Path) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     session = uneven.Session()
+    session.barrier()
     session.setup(net, optimizer)
     loader = session.loader(DATA, batch_size=X)
     for number, (x, y, _) in enumerate(loader):
@@ -60,6 +61,8 @@ def main(folder: Path) -> None:
         inside(session).rounds(lambda number: os.kill(os.getpid(), signal.SIGKILL))
     found = session.evaluate(dying, DATA, batch_size=24)
     again = session.evaluate(lambda batch: counts(net, batch), DATA, batch_size=24)
+    session.barrier()  # of the workers that are left
+    session.save(again, folder / "again.pt")
     whole = counts(net.eval(), DATA.tensors)
     told = {
         "workers": session.world_size,

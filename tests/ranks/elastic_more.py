@@ -133,10 +133,10 @@ class FaultySOAP(Faulty, uneven.SOAP):
 
 def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -> uneven.Part | None:
     """The one of this way; by these classes. Owners by size alone, so that each of four has a square to begin with."""
-    owners = {"place": "compute", "colocate": False}
+    owners = {"assignment_strategy": "compute", "colocate_factors": False}
     if way == "soap":
-        return soap(periods=(1, 1), **owners)
-    return kfac(damping=0.1, kl_clip=0.01, periods=(1, 4), **owners) if way == "kfac" else None
+        return soap(inv_update_steps=1, **owners)
+    return kfac(damping=0.1, kl_clip=0.01, inv_update_steps=4, **owners) if way == "kfac" else None
 
 
 def stepping(way: str, net: nn.Module) -> torch.optim.Optimizer:

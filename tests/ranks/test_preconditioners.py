@@ -51,7 +51,7 @@ def in_session(part: Part) -> nn.Module:
 
 
 def kfac(share: float | str = 1.0) -> Part:
-    return uneven.KFAC(damping=0.1, kl_clip=0.01, periods=(2, 4), share=share)
+    return uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share)
 
 
 @ranks(2)
@@ -60,7 +60,7 @@ def test_three_to_one_is_as_one_process(me: RankContext) -> None:
         lambda: kfac(1.0),
         lambda: kfac(0.5),
         lambda: kfac("auto"),
-        lambda: uneven.SOAP(share=0.5, eps=1e-4),
+        lambda: uneven.SOAP(grad_worker_fraction=0.5, eps=1e-4),
     ]
     for make in makers:
         assert_same(in_session(make()), by_itself(make()))

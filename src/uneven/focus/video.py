@@ -33,7 +33,7 @@ _BURST_S = 10.0  # a camera's time stamps may run ahead of the clock this far wh
 
 _NO_STAMPS, _BEGIN_AGAIN = 0x0080, 0x0200  # FFmpeg's AVFMT_NOTIMESTAMPS, AVFMT_TS_DISCONT
 _BROKEN = (av.error.FFmpegError, OSError, ValueError)
-_log = logging.getLogger("uneven.focus")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

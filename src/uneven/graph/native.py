@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import re
-import warnings
 import weakref
 from collections.abc import Sequence
 from functools import cache
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from uneven.graph.adjacency import RowIndex
 from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
+from uneven.runtime.frames import warn
 
 Buffer = npt.NDArray[np.float32]
 
@@ -80,10 +80,9 @@ def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
         return None  # built for another machine, or there is no OpenMP library
     # its functions may take other arguments
     if _compiled_from(found) != hashlib.sha256(SOURCE.read_bytes()).hexdigest():
-        warnings.warn(
-            f"{path} was compiled from another {SOURCE.name}, so graphs go on without it, slower: install uneven "
-            "again, as in pip install --editable .",
-            stacklevel=2,
+        warn(
+            f"uneven: {path} was compiled from another {SOURCE.name}, so graphs are computed without it, slower: "
+            f"install uneven again, as in pip install --editable ."
         )
         return None
     return found

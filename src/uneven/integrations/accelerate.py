@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 from accelerate import Accelerator
 from torch import nn
@@ -11,8 +11,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from uneven.errors import ConfigError
 from uneven.run.session import Session
 
+Model = TypeVar("Model", bound=nn.Module)
+First = TypeVar("First")
+More = TypeVarTuple("More")
 
-def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> tuple[Any, ...]:
+
+@overload
+def prepare(session: Session, accelerator: Accelerator, model: Model) -> Model: ...
+@overload
+def prepare(
+    session: Session, accelerator: Accelerator, model: Model, first: First, /, *more: *More
+) -> tuple[Model, First, *More]: ...
+def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> Any:
     """Pass the model to the session and to Accelerate, which does not wrap it in ``DistributedDataParallel``.
 
     The loader remains the session's. To accumulate gradients use ``session.no_sync()``, not ``accelerator.accumulate``.
@@ -21,7 +31,7 @@ def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *state
         stateful: the model's optimizers, and their schedulers, which advance once per step.
 
     Returns:
-        The model and the other arguments, prepared for the loop.
+        What was given, prepared by Accelerate for the loop: the model, or a tuple if there are several.
 
     Raises:
         ConfigError: the accelerator shards models, or accumulates gradients itself.
@@ -46,7 +56,9 @@ def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *state
     for one in accelerator._schedulers:
         one.split_batches = True
     # evaluation_mode tells Accelerate not to wrap the model for training on several workers.
-    return accelerator.prepare_model(model, evaluation_mode=True), *(
+    prepared_model = accelerator.prepare_model(model, evaluation_mode=True)
+    others = [
         accelerator.prepare_scheduler(one) if isinstance(one, LRScheduler) else accelerator.prepare_optimizer(one)
         for one in stateful
-    )
+    ]
+    return (prepared_model, *others) if others else prepared_model

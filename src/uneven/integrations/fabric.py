@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
 from lightning_fabric import Fabric
@@ -29,8 +29,19 @@ class _OfSession(SingleDeviceStrategy):
     _determine_ddp_device_ids = DDPStrategy._determine_ddp_device_ids  # the barrier calls it
 
 
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+More = TypeVarTuple("More")
+
+
+@overload
+def prepare(session: Session, fabric: Fabric, model: Model) -> Model: ...
+@overload
+def prepare(
+    session: Session, fabric: Fabric, model: Model, optimizer: Optimizer, /, *more: *More
+) -> tuple[Model, Optimizer, *More]: ...
 def prepare(session: Session, fabric: Fabric, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
-    """Pass the model to the session and to Fabric; return the result of ``fabric.setup``.
+    """Pass the model and its optimizers to the session and to Fabric; return them as Fabric wraps them.
 
     After it, Fabric knows the session's workers: ``global_rank``, ``is_global_zero``, ``save``, ``all_reduce``, ….
 

@@ -15,7 +15,7 @@ from uneven.errors import JournalError
 from uneven.journal.reader import rank_path, rank_paths
 from uneven.policy.core.records import Record, SplitRecord, to_json
 
-_log = logging.getLogger("uneven.journal")
+_log = logging.getLogger(__name__)
 
 
 class Writer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from uneven.precondition.pure.schedule import Schedule
 from uneven.precondition.pure.sharing import Sharing
 from uneven.precondition.refresh import Refresh, idle_cores
 from uneven.run.step.part import Part, Run, Step
+from uneven.runtime.frames import warn
 
 
 class Preconditioner(Part):
@@ -44,7 +44,7 @@ class Preconditioner(Part):
 
     def __init__(self, how: Sharing) -> None:
         self.how = how
-        self.schedule = Schedule(*how.periods)
+        self.schedule = Schedule(how.factor_update_steps, how.inv_update_steps)
         self.notes: dict[str, str] = {}
         self.clock = 0
         self.works: list[ItemWork] = []
@@ -128,11 +128,11 @@ class Preconditioner(Part):
 
     def _share(self, run: Run) -> float:
         """Return f, measured if "auto"; 1 in elastic runs, where plain steps must need no other worker."""
-        share = self.how.share
+        share = self.how.grad_worker_fraction
         if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
             raise ConfigError(
-                f"{self.name}(share={share!r}, refresh={self.how.refresh!r}) in an elastic run: every worker has to "
-                f"keep and turn everything, as any may be lost; use share=1.0 and refresh='now'"
+                f"{self.name}(grad_worker_fraction={share!r}, refresh={self.how.refresh!r}) in an elastic run: every "
+                f"worker must keep everything, because any may be lost; use grad_worker_fraction=1.0 and refresh='now'"
             )
         if isinstance(share, str):
             return 1.0 if self._replicated else probed_share(run, self.name, self.works)
@@ -171,7 +171,7 @@ class Preconditioner(Part):
         """
         share, own = len(self.grid.rows) / len(self.members), self._all_measured.and_(self._measured)
         periods, items = self.schedule.periods(self.clock), [one.item for one in self.works]
-        return described(self.kind, items, periods, share, self.how.place, own, self._factors_taken)
+        return described(self.kind, items, periods, share, self.how.assignment_strategy, own, self._factors_taken)
 
     @contextmanager
     def evaluated(self) -> Any:
@@ -208,7 +208,9 @@ class Preconditioner(Part):
         period = float(self.schedule.periods(self.clock)[1])
         known: dict[str, Any] = {} if table is None else {"speeds": table.speeds, "fixed": table.fixed}
         items, how = [one.item for one in self.works], self.how
-        return place(items, self.grid, rule=how.place, period=period, colocate=how.colocate, **known)
+        return place(
+            items, self.grid, rule=how.assignment_strategy, period=period, colocate=how.colocate_factors, **known
+        )
 
     def _lay_out(self, placement: Placement) -> None:
         """Allocate buffers for a placement, and keep the bases that this worker already has."""
@@ -315,7 +317,7 @@ class Preconditioner(Part):
         for unit, why in failed.items():
             name = self.works[self._units[unit][0]].item.name
             self.run.log(f"{self.name}/refresh_failed", 1.0)
-            warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+            warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}")
         self._measured.add(refresh.cost, refresh.busy_s)
 
     def _orphans(self, lost: tuple[int, ...]) -> Refresh:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from uneven.run.loops.prepare import Preparation
 from uneven.run.loops.user_steps import UserSteps
 from uneven.run.model.hooks import Undo
 from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.opening import DataLoaderOptions, check_keywords
 from uneven.run.start.connect import device_of, find_world
 from uneven.run.step.checkpoint import Checkpoint
 from uneven.run.step.loop import StepLoop
@@ -32,9 +33,11 @@ from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
 from uneven.run.threads.hogwild import Threads
 from uneven.runtime.at_exit import ends_with_the_program
+from uneven.runtime.states import save_whole
 
 Model = TypeVar("Model", bound=nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+First = TypeVar("First")
+More = TypeVarTuple("More")
 
 
 class _HowGradientsTravel(TypedDict, total=False):
@@ -132,6 +135,51 @@ class Session:
         return len(self._loop.context.members)
 
     @property
+    def is_main(self) -> bool:
+        """True on one worker, rank 0, for what one worker does for all: ``if session.is_main: download()``.
+
+        If that worker leaves an elastic run, another one becomes rank 0.
+        """
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every worker has called it, also before :meth:`setup`; its time is not counted as computing::
+
+            if session.is_main:
+                download()
+            session.barrier()
+
+        In an elastic run, a worker that has not joined yet does not wait.
+
+        Raises:
+            PeerError: a worker did not come in time.
+            ConfigError: in an elastic run, the policy's workers do not meet (``asp``).
+        """
+        self._threads.check_outside("session.barrier")
+        self._over_all.barrier()
+
+    def print(
+        self, *values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False
+    ) -> None:
+        """Print on the main worker only, with the arguments of Python's ``print``."""
+        if self.is_main:
+            print(*values, sep=sep, end=end, file=file, flush=flush)
+
+    def save(self, state: Any, path: str | Path) -> None:
+        """Save ``state`` with ``torch.save`` on the main worker only; a crash leaves the old file or the new one::
+
+            with session.evaluated():
+                session.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
+
+        Other workers do not wait. Call :meth:`barrier` before they read the file.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        if self.is_main:
+            save_whole(Path(path), state)
+
+    @property
     def device(self) -> torch.device:
         """The device of this worker: its CUDA device, or the CPU."""
         return device_of(self.world)
@@ -150,10 +198,8 @@ class Session:
     def setup(self, model: Model, /, **how: Unpack[_HowGradientsTravel]) -> Model: ...
     @overload
     def setup(
-        self, model: Model, optimizer: Optimizer, /, **how: Unpack[_HowGradientsTravel]
-    ) -> tuple[Model, Optimizer]: ...
-    @overload
-    def setup(self, model: Model, /, *stateful: Any, **how: Unpack[_HowGradientsTravel]) -> Any: ...
+        self, model: Model, first: First, /, *more: *More, **how: Unpack[_HowGradientsTravel]
+    ) -> tuple[Model, First, *More]: ...
     def setup(
         self,
         model: nn.Module,
@@ -192,45 +238,72 @@ class Session:
     def loader(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
         min_batch: int | None = None,
         max_batch: int | None = None,
-        epochs: int | None = None,
-        sharded: bool = False,
-        microbatch: int | str | None = None,
+        cost: Sequence[float] | Callable[[int], float] | None = None,
+        padded: bool = False,
+        microbatch: int | Literal["auto"] | None = None,
         together: bool = False,
-        **dataloader: Any,
+        sharded: bool = False,
+        stream_sharded: bool = False,
+        ids: Callable[[Any], object] | None = None,
+        ahead: int = 0,
+        epochs: int | None = None,
+        **dataloader: Unpack[DataLoaderOptions],
     ) -> BalancedLoader:
         """Return the data loader of this worker.
 
+        ::
+
+            loader = session.loader(dataset, batch_size=512, num_workers=2)
+            loader = session.loader(DataLoader(dataset, 128, shuffle=True))      # 128 samples × the number of workers
+
         Args:
-            dataset: map-style or a stream, the same on every rank.
-            batch_size: the GLOBAL batch: the samples of all workers together in one iteration.
+            dataset: map-style or a stream, the same on every rank; or a ``DataLoader`` of torch, whose data set and
+                options are taken over.
+            batch_size: the GLOBAL batch: the samples of all workers together in one iteration. None is for a
+                ``DataLoader``: its batch size times the number of workers.
+            shuffle: whether each epoch has a new order. None means True, or as in the ``DataLoader``.
+            drop_last: whether an incomplete last batch is left out. None means False, or as in the ``DataLoader``.
+            sampler: draws the order of an epoch, the same on all ranks.
+            batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
             min_batch: least samples of this worker in an iteration. None is what the model needs: 2 with batch norm,
                 else 1. :meth:`setup` may come before or after.
             max_batch: most samples of this worker, for instance as many as fit its memory; None for no limit.
-            epochs: planned number of epochs; only for the progress display.
-            sharded: whether this rank's stream is its own shard, whose ``__len__`` returns its number of samples.
+            cost: of each sample: an array, or a function of its index. Batches are divided by cost, not by number.
+            padded: whether a part costs its number of samples times its greatest cost, instead of their sum.
             microbatch: most samples in one pass of :meth:`passes`: a number, or "auto" for the limit that
                 :meth:`profile` measures. Shares may be larger then.
             together: let :meth:`passes` finish each iteration together, for load that changes faster than forecasts.
-            dataloader: other arguments of torch's ``DataLoader``: ``num_workers``, ``collate_fn``, ``sampler``, …. With
-                tables of :mod:`uneven.embedding` also ``ids``, a function of a batch, and ``ahead``, the number of
-                batches whose rows are requested in advance.
+            sharded: whether this rank's stream is its own shard, whose ``__len__`` returns its number of samples.
+            stream_sharded: whether a stream divides itself among its ``num_workers`` reader processes.
+            ids: of a batch, the rows of :mod:`uneven.embedding` that it needs.
+            ahead: number of batches whose rows are requested in advance.
+            epochs: planned number of epochs; only for the progress display.
+            dataloader: for torch's ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory``,
+                ``persistent_workers``, ``prefetch_factor``, ``timeout``, ``worker_init_fn``,
+                ``multiprocessing_context``, ``generator``.
 
         Raises:
-            DataError: the data set has neither a length nor a stream interface, or a keyword does not fit.
+            DataError: the data set has neither a length nor a stream interface, the ``DataLoader`` cannot be taken
+                over, or options exclude each other.
+            UnknownNameError: a keyword does not exist; the message offers the nearest one.
             ConfigError: the limits cannot be met, the batch is smaller than the number of workers, or the session is
                 closed.
             ConflictError: ranks gave different data sets or batch sizes.
         """
         return self._preparation.loader(
             self._begin, dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
-            min_batch=min_batch, max_batch=max_batch, epochs=epochs, sharded=sharded, microbatch=microbatch,
-            together=together, **dataloader,
+            sampler=sampler, batch_sampler=batch_sampler, min_batch=min_batch, max_batch=max_batch, cost=cost,
+            padded=padded, microbatch=microbatch, together=together, sharded=sharded, stream_sharded=stream_sharded,
+            ids=ids, ahead=ahead, epochs=epochs,
+            dataloader=check_keywords(Session.loader, dataloader),
         )  # fmt: skip
 
     def profile(
@@ -444,9 +517,29 @@ class Session:
         """
         return self._over_all.passes(batch)
 
+    @overload
     def evaluate(
-        self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None = None, **dataloader: Any
-    ) -> Any:
+        self,
+        fn: Callable[[Any], Mapping[str, float | Tensor]],
+        dataset: Any,
+        batch_size: int | None = None,
+        **dataloader: Unpack[DataLoaderOptions],
+    ) -> dict[str, float | Tensor]: ...
+    @overload
+    def evaluate(
+        self,
+        fn: Callable[[Any], float | Tensor],
+        dataset: Any,
+        batch_size: int | None = None,
+        **dataloader: Unpack[DataLoaderOptions],
+    ) -> float | Tensor: ...
+    def evaluate(
+        self,
+        fn: Callable[[Any], Found],
+        dataset: Any,
+        batch_size: int | None = None,
+        **dataloader: Unpack[DataLoaderOptions],
+    ) -> dict[str, float | Tensor] | float | Tensor:
         """Return sums over a whole data set, which all workers process together, each at its own speed::
 
             def count(batch):
@@ -466,7 +559,7 @@ class Session:
             fn: a function from a batch to a number, a tensor, or a dictionary of them: sums over the batch.
             dataset: with an index, the same on every worker.
             batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
-            dataloader: for torch's ``DataLoader``: ``collate_fn``, ``num_workers``, …
+            dataloader: for torch's ``DataLoader``, as in :meth:`loader`.
 
         Returns:
             The results of ``fn``, summed over all samples; the same on every worker. Sums of integers are exact; others
@@ -478,7 +571,9 @@ class Session:
             DataError: the data set has no index, or differs between workers; or ``fn`` returned an unsupported value.
             PeerError: a worker did not come.
         """
-        return self._over_all.evaluate(fn, dataset, batch_size, dataloader)
+        found: dict[str, float | Tensor] | float | Tensor
+        found = self._over_all.evaluate(fn, dataset, batch_size, check_keywords(Session.evaluate, dataloader))
+        return found
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Return a context in which the model is the one that the policy defines; evaluate and save that one::
@@ -525,7 +620,7 @@ class Session:
         """True while a background exchange runs; steps take longer then."""
         return self._loop.model.agreement.exchanging
 
-    def log(self, **scalars: float) -> None:
+    def log(self, **scalars: float | Tensor) -> None:
         """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
         If every worker logs a number, the report plots the mean weighted by their batches.

@@ -9,7 +9,7 @@ import traceback
 import warnings
 from types import CodeType, TracebackType
 
-from uneven.errors import UnevenError
+from uneven.errors import UnevenError, UnevenWarning
 from uneven.runtime.installed import FOLDER
 
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -38,12 +38,12 @@ def own_places(error: BaseException) -> list[str]:
     return [text.rstrip() for one in _own_lines(error) for text in traceback.format_tb(one, limit=1)]
 
 
-def warn(message: str) -> None:
+def warn(message: str, kind: type[UnevenWarning] = UnevenWarning) -> None:
     """Warn at the newest line of the user's code; without a location if this thread runs none."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and _foreign(frame.f_code):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level + _foreign(frame.f_code))  # Python has no levels beyond
+    warnings.warn(message, kind, stacklevel=level + _foreign(frame.f_code))  # Python has no levels beyond
 
 
 def _own_lines(error: BaseException) -> list[TracebackType]:

@@ -12,11 +12,18 @@ from typing import Any
 from uneven.errors import ConfigError, install_hint
 
 
-def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a function for a package's ``__getattr__``; ``homes`` maps full names of modules to their names."""
+def lazy(package: str, homes: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> Callable[[str], Any]:
+    """Return a function for a package's ``__getattr__``.
+
+    Args:
+        homes: full names of modules → their names that the package exports.
+        modules: modules of the package that it exports.
+    """
     home = {name: module for module, names in homes.items() for name in names}
 
     def found(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
         value = getattr(importlib.import_module(home[name]), name)

@@ -32,7 +32,7 @@ from uneven.policy.core.tables import document, items, known, located, quoted, r
 
 _UNFIT = re.compile(r"[^\w.+-]+")  # Characters of a script's name that do not fit a directory that is printed and typed
 
-_log = logging.getLogger("uneven.runtime.rundir")
+_log = logging.getLogger(__name__)
 
 Layers = dict[str, dict[str, Any]]  # the settings: source → key → value, the strongest source first
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,32 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+def save_whole(path: Path, state: Any, *, durable: bool = False, check: Callable[[Path], object] | None = None) -> None:
+    """Write ``state`` with ``torch.save``, and make its folders; the file is complete or absent.
+
+    Args:
+        durable: wait until it is on the disk. Without it, a killed process loses nothing, but a machine that loses
+            power goes back to an older file.
+        check: reads the new file before it replaces an older one.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            torch.save(state, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if check is not None:
+            check(part)
+        part.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class StateFiles:
     """Files of one kind. Each is complete or absent, and is read with ``torch.load(weights_only=True)``."""
@@ -52,27 +79,10 @@ class StateFiles:
     remedy: str  # what to change if a state holds more than tensors and plain data
 
     def write(self, path: Path, state: dict[str, Any], *, durable: bool = False, verify: bool = False) -> None:
-        """Write a file, and make its folders. Raises CheckpointError if it cannot be written or read again.
-
-        Args:
-            durable: wait until it is on the disk. Without it, a killed process loses nothing, but a machine that loses
-                power goes back to an older file.
-            verify: read it again, as a later start will.
-        """
-        part = path.with_suffix(".part")
+        """Write a file, as :func:`save_whole`; with ``verify``, read it again, as a later start will."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                torch.save({"schema": self.schema, **state}, file)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            if verify:
-                self.read(part)
-            # Renamed at the end, so that a file is complete or absent.
-            part.replace(path)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
+            whole = {"schema": self.schema, **state}
+            save_whole(path, whole, durable=durable, check=self.read if verify else None)
         except (pickle.PicklingError, AttributeError) as error:
             raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from types import TracebackType
 from uneven.errors import ConfigError
 from uneven.runtime.frames import shorten
 from uneven.runtime.slurm import as_torchrun
+
+_log = logging.getLogger(__name__)
 
 RUN_VARIABLE = "UNEVEN_RUN"
 """Set by ``uneven run``: the run directory, with the command line's settings and the journal."""
@@ -169,7 +172,7 @@ def report_failures() -> None:
             except OSError as problem:
                 with suppress(OSError):
                     Path(path).unlink(missing_ok=True)  # the launcher fails on half a report
-                print(f"uneven: could not write {path} for the launcher: {problem.strerror}", file=sys.stderr)
+                _log.warning(f"could not write {path} for the launcher: {problem.strerror}")
         before(kind, error, error.__traceback__)
 
     sys.excepthook = hook

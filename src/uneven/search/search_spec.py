@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.registry import describe
@@ -32,7 +32,8 @@ class SearchOptions(TypedDict, total=False):
     """The optional keywords of :func:`uneven.search.run`.
 
     Attributes:
-        mode: "max", the default, or "min".
+        mode: "max" or "min"; needed unless the metric's name says it: a loss, error or perplexity is minimized, an
+            accuracy, AUC or "score" is maximized.
         trials: number of trials; one by default.
         scheduler: decides which trials continue: a name with options, such as "asha:max_t=27,reduction_factor=3"; by
             default all do.
@@ -66,7 +67,7 @@ class SearchOptions(TypedDict, total=False):
         progress: show the progress on the terminal, the default.
     """
 
-    mode: str
+    mode: Literal["max", "min"]
     trials: int
     scheduler: str | Scheduler
     searcher: str | Searcher

@@ -52,7 +52,7 @@ def reopened(directory: Path) -> EarlierSearch:
 
 
 def _core(asked: dict[str, Any], trials: int) -> SearchCore:
-    names = {*SearchTerms(metric="any").kept(), *({"points_to_evaluate"} & asked.keys())}
+    names = {*SearchTerms(metric="any", mode="max").kept(), *({"points_to_evaluate"} & asked.keys())}
     trials = max(trials, len(asked.get("points_to_evaluate", ())))
     terms = read(SearchTerms, {"trials": trials, **{name: asked[name] for name in names}})
     domains = {name: domain_of(said) for name, said in asked["space"]["domains"].items()}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from threaded_graphs import features, some_graph
 
+from uneven import UnevenWarning
 from uneven.graph import native
 from uneven.graph.adjacency import Adjacency
 from uneven.graph.cutting import cut
@@ -151,7 +152,7 @@ def test_what_does_not_load_is_left_out(tmp_path: Path) -> None:
 def test_a_file_compiled_from_another_source_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "native.cpp").write_text("// newer")
     monkeypatch.setattr(native, "SOURCE", tmp_path / "native.cpp")
-    with pytest.warns(UserWarning, match=r"compiled from another native\.cpp.*install uneven again"):
+    with pytest.warns(UnevenWarning, match=r"compiled from another native\.cpp.*install uneven again"):
         assert native.library.__wrapped__(native.LIBRARY) is None
 
 

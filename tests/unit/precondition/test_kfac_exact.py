@@ -34,26 +34,26 @@ def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tens
             worker.step(x, y, shares, passes=passes)
         return vector(worker.model)
 
-    options = {"damping": 0.1, "periods": (1, 3), "kl_clip": 0.01, "accumulation_steps": passes} | how
+    options = {"damping": 0.1, "inv_update_steps": 3, "kl_clip": 0.01, "accumulation_steps": passes} | how
     return train(len(shares), small, lambda: KFAC(**options), use)
 
 
 @pytest.mark.parametrize(
     ("shares", "how"),
     [
-        ((12, 4), {"share": 1.0}),
-        ((12, 4), {"share": 0.5, "periods": (2, 4)}),
-        ((8, 5, 3), {"share": 1 / 3, "factor_decay": "exp"}),
-        ((7, 5, 0, 4), {"share": 0.5}),
-        ((8, 5, 2, 1), {"share": 0.25, "method": "inverse"}),
-        ((4, 4, 4, 4), {"share": 1.0}),
-        ((12, 4), {"share": 1.0, "scaling": "compat", "damping": 1e-6}),
-        ((10, 6), {"share": 1.0, "place": "round-robin", "colocate": False}),
-        ((10, 6), {"share": 0.5, "kl_clip": None, "factor_decay": 0.5, "periods": (1, 6)}),
+        ((12, 4), {"grad_worker_fraction": 1.0}),
+        ((12, 4), {"grad_worker_fraction": 0.5, "factor_update_steps": 2, "inv_update_steps": 4}),
+        ((8, 5, 3), {"grad_worker_fraction": 1 / 3, "factor_decay": "exp"}),
+        ((7, 5, 0, 4), {"grad_worker_fraction": 0.5}),
+        ((8, 5, 2, 1), {"grad_worker_fraction": 0.25, "compute_method": "inverse"}),
+        ((4, 4, 4, 4), {"grad_worker_fraction": 1.0}),
+        ((12, 4), {"grad_worker_fraction": 1.0, "scaling": "compat", "damping": 1e-6}),
+        ((10, 6), {"grad_worker_fraction": 1.0, "assignment_strategy": "round-robin", "colocate": False}),
+        ((10, 6), {"grad_worker_fraction": 0.5, "kl_clip": None, "factor_decay": 0.5, "inv_update_steps": 6}),
     ],
 )
 def test_unequal_workers_train_as_one_process_on_the_union(shares: tuple[int, ...], how: dict[str, object]) -> None:
-    alone = run_on((X,), **(how | {"share": 1.0}))[0]
+    alone = run_on((X,), **(how | {"grad_worker_fraction": 1.0}))[0]
     for one in run_on(shares, **how):
         torch.testing.assert_close(one, alone, rtol=0, atol=1e-9)
 
@@ -80,7 +80,12 @@ def test_means_over_other_things_than_samples_are_as_one_process_too(scaling: st
                 worker.step(x, y, shares, counts=counts, loss=loss)
             return vector(worker.model)
 
-        how = {"damping": 0.1 if scaling == "kfc" else 1e-6, "scaling": scaling, "share": 1.0, "periods": (1, 3)}
+        how = {
+            "damping": 0.1 if scaling == "kfc" else 1e-6,
+            "scaling": scaling,
+            "grad_worker_fraction": 1.0,
+            "inv_update_steps": 3,
+        }
         return train(len(shares), small, lambda: KFAC(**how), use)
 
     alone = trained((X,))[0]

@@ -13,7 +13,7 @@ from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, OwnWork, WorkerR
 from uneven.policy.ownership.placement import Item, gradient_workers, grid, place
 from uneven.precondition.pure.packing import Layout, moves
 from uneven.precondition.pure.schedule import AdaptiveDamping, RunningAverage, Schedule
-from uneven.precondition.pure.sharing import translated
+from uneven.precondition.pure.sharing import Sharing
 
 
 def test_the_grid_is_kaisas() -> None:
@@ -86,11 +86,8 @@ def test_refused_shares_periods_and_rules() -> None:
     with pytest.raises(ConfigError, match="which must be a whole number that divides 4"):
         gradient_workers(0.75, 4)
     assert [gradient_workers(f, 4) for f in (0.0001, 0.25, 0.5, 1.0)] == [1, 1, 2, 4]
-    with pytest.raises(ConfigError, match=r"periods = \(3, 10\) at step 0: .* the second a multiple of the first"):
+    with pytest.raises(ConfigError, match=r"inv_update_steps = 10 at step 0: .* the second a multiple of the first"):
         Schedule(3, 10)
-    for periods in (10, (1, 10, 100)):
-        with pytest.raises(ConfigError, match="give two, of factors and of bases"):
-            KFAC(periods=periods)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="place = 'size' is none of 'speed', 'compute'"):
         place(ITEMS, grid(range(2), 1), rule="size")
 
@@ -175,19 +172,15 @@ def test_adaptive_damping_grows_where_steps_overshoot_and_shrinks_where_they_are
     assert one.proposed() == 0.1  # nothing was seen
 
 
-def test_names_of_kfac_pytorch() -> None:
+def test_enumerations_of_kfac_pytorch() -> None:
     class Enum:
         name = "MEM_OPT"
 
-    told = {"factor_update_steps": 5, "inv_update_steps": 50, "grad_worker_fraction": 0.5, "compute_method": "INVERSE",
-            "assignment_strategy": "memory", "colocate_factors": False, "symmetry_aware": True}  # fmt: skip
-    found = {"periods": (5, 50), "share": 0.5, "method": "inverse", "place": "memory", "colocate": False}
-    assert translated(told) == found
-    assert translated({"grad_worker_fraction": "COMM_OPT"})["share"] == 1.0
-    assert 0.0 < translated({"grad_worker_fraction": Enum()})["share"] < 0.01
-    with pytest.raises(ConfigError, match=r"lr = 0.1: leave it out, the learning rate is read from the optimizer"):
-        translated({"lr": 0.1})
-    with pytest.raises(ConfigError, match="no argument 'dampening'"):
-        translated({"dampening": 0.1})
-    with pytest.raises(ConfigError, match="compute_method = 'QR' is none of EIGEN, INVERSE"):
-        translated({"compute_method": "QR"})
+    assert Sharing(grad_worker_fraction="COMM_OPT").grad_worker_fraction == 1.0
+    assert 0.0 < float(Sharing(grad_worker_fraction=Enum()).grad_worker_fraction) < 0.01  # type: ignore[arg-type]
+    assert Sharing(assignment_strategy="MEMORY").assignment_strategy == "memory"
+    KFAC(compute_method="INVERSE")
+    with pytest.raises(ConfigError, match="compute_method = 'qr' is none of 'eigen', 'inverse'"):
+        KFAC(compute_method="QR")
+    with pytest.raises(ConfigError, match="grad_worker_fraction = 'all': give 'auto'"):
+        Sharing(grad_worker_fraction="all")

@@ -61,11 +61,11 @@ def test_an_encoder_trains_without_its_output_projections() -> None:
         return vector(worker.model), worker.part.notes, len(worker.part.layers)  # type: ignore[attr-defined]
 
     single = True
-    ((alone, notes, layers),) = train(1, build, lambda: KFAC(damping=0.1, periods=(1, 2)), use)
+    ((alone, notes, layers),) = train(1, build, lambda: KFAC(damping=0.1, inv_update_steps=2), use)
     assert layers == 5
     assert "without calling it" in notes["1.layers.0.self_attn.out_proj"]
     single = False
-    for found, *_ in train(2, build, lambda: KFAC(damping=0.1, periods=(1, 2)), use):
+    for found, *_ in train(2, build, lambda: KFAC(damping=0.1, inv_update_steps=2), use):
         torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
 
 
@@ -73,7 +73,7 @@ def test_an_encoder_trains_without_its_output_projections() -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_batch_that_the_loop_leaves_out_leaves_no_trace(passes: int) -> None:
     def part() -> KFAC:
-        return KFAC(damping=0.1, periods=(1, 2), accumulation_steps=passes)
+        return KFAC(damping=0.1, inv_update_steps=2, accumulation_steps=passes)
 
     def leave_out(worker: PartWorker, loss: float) -> None:
         """Passes without a step: ``if not loss.isfinite(): optimizer.zero_grad(); continue``."""

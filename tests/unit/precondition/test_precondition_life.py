@@ -109,9 +109,9 @@ def test_policies_that_do_not_average_gradients_are_refused() -> None:
     [
         ({"damping": 0.0}, "damping = 0.0 at step 0 must be above 0"),
         ({"damping": "some"}, "damping = 'some'"),
-        ({"share": 0.0}, "share = 0.0"),
+        ({"grad_worker_fraction": 0.0}, "grad_worker_fraction = 0.0"),
         ({"refresh": "never"}, "refresh = 'never'"),
-        ({"method": "qr"}, "method = 'qr'"),
+        ({"compute_method": "qr"}, "compute_method = 'qr'"),
         ({"scaling": "none"}, "scaling = 'none'"),
         ({"kl_clip": 0.0}, "kl_clip = 0.0 must be above 0"),
         ({"accumulation_steps": 0}, "accumulation_steps = 0"),
@@ -165,7 +165,7 @@ def test_a_refresh_beside_the_training_lands_half_a_period_later_on_all_workers(
             changed.append(any(not torch.equal(before[unit], one) for unit, one in part._bases.items()))
         return changed
 
-    for found in train(2, net, lambda: KFAC(periods=(1, 4), refresh="shadow", share=1.0), use):
+    for found in train(2, net, lambda: KFAC(inv_update_steps=4, refresh="shadow", grad_worker_fraction=1.0), use):
         assert [number for number, is_new in enumerate(found) if is_new] == [0, 6, 10]
 
 
@@ -178,14 +178,18 @@ def test_owners_move_and_what_they_keep_goes_with_them() -> None:
             worker.step(*batch(number), (6, 6))
         return vector(worker.model), first, part.owners
 
-    alone = trained((X,), lambda: KFAC(periods=(1, 3), share=1.0))[0]
-    for found, before, after in train(2, net, lambda: KFAC(periods=(1, 3), share=0.5), use):
+    alone = trained((X,), lambda: KFAC(inv_update_steps=3, grad_worker_fraction=1.0))[0]
+    for found, before, after in train(2, net, lambda: KFAC(inv_update_steps=3, grad_worker_fraction=0.5), use):
         assert before != after
         torch.testing.assert_close(found, alone, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    "part", [lambda share: KFAC(periods=(1, 4), share=share), lambda share: SOAP(periods=(1, 4), share=share)]
+    "part",
+    [
+        lambda share: KFAC(inv_update_steps=4, grad_worker_fraction=share),
+        lambda share: SOAP(inv_update_steps=4, grad_worker_fraction=share),
+    ],
 )
 def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float], Part]) -> None:
     """Saved after a refresh is due again, so that bases made anew are those of a run that was not interrupted."""
@@ -229,7 +233,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
 @pytest.mark.parametrize("shares", [(9, 3), (6, 4, 2)])
 def test_soap_on_unequal_workers_is_that_of_one_process(shares: tuple[int, ...]) -> None:
     def make(share: float) -> Part:
-        return SOAP(periods=(2, 4), share=share, eps=1e-6)
+        return SOAP(factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share, eps=1e-6)
 
     alone = trained((X,), lambda: make(1.0), momentum=0.0)[0]
     for share in (1.0, 1 / len(shares)):
@@ -250,7 +254,7 @@ def test_soap_is_adam_where_the_basis_is_the_unit_matrix() -> None:
             worker.step(*batch(number), (X,))
         return vector(worker.model)
 
-    found = train(1, net, lambda: SOAP(periods=(1, 100), betas=(0.9, 0.99)), use, momentum=0.0, lr=0.01)[0]
+    found = train(1, net, lambda: SOAP(inv_update_steps=100, betas=(0.9, 0.99)), use, momentum=0.0, lr=0.01)[0]
     torch.manual_seed(1)
     model = net()
     adam = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.99), eps=1e-8)
@@ -333,7 +337,7 @@ def test_where_workers_may_be_lost_each_keeps_all_and_gives_it_to_a_newcomer() -
     """In the midst of a period: what was summed up before counts by those who have it."""
 
     def make() -> Part:
-        return KFAC(periods=(1, 4), damping=0.1)
+        return KFAC(inv_update_steps=4, damping=0.1)
 
     def first(lines: Lines) -> Any:
         worker = changing(make, lines)
@@ -368,7 +372,7 @@ def test_where_workers_may_be_lost_each_keeps_all_and_gives_it_to_a_newcomer() -
     assert identity == pytest.approx(0.95**9)
 
 
-@pytest.mark.parametrize("how", [{"share": 0.5}, {"refresh": "shadow"}])
+@pytest.mark.parametrize("how", [{"grad_worker_fraction": 0.5}, {"refresh": "shadow"}])
 def test_what_cannot_be_where_workers_may_be_lost_is_refused(how: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"in an elastic run: .* use share=1.0 and refresh='now'"):
+    with pytest.raises(ConfigError, match=r"in an elastic run: .* use grad_worker_fraction=1.0 and refresh='now'"):
         changing(lambda: KFAC(**how), ThreadLines.of(1)[0])

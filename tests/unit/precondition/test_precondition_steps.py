@@ -60,7 +60,7 @@ def test_auto_refreshes_beside_the_training_where_every_worker_has_a_core_to_spa
                 changed.append(number)
         return changed
 
-    for found in train(2, net, lambda: KFAC(periods=(1, 4), refresh="auto", share=1.0), use):
+    for found in train(2, net, lambda: KFAC(inv_update_steps=4, refresh="auto", grad_worker_fraction=1.0), use):
         assert found == steps
 
 
@@ -84,7 +84,14 @@ def test_what_each_kind_of_step_exchanges(share: float, plain: set[str]) -> None
             found.append({name: now - before[name] for name, now in sent(worker).items() if now - before[name]})
         return found
 
-    ranks = train(2, net, lambda: KFAC(periods=(2, 4), share=share, place="compute"), use)
+    ranks = train(
+        2,
+        net,
+        lambda: KFAC(
+            factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share, assignment_strategy="compute"
+        ),
+        use,
+    )
     for steps in ranks:
         assert all(set(steps[number]) == plain for number in (1, 2, 3))  # factors are taken in the second
         assert ("KFAC bases" in steps[4]) == (share == 1.0)

@@ -78,7 +78,9 @@ def test_a_directory_that_holds_no_search_or_another_versions(tmp_path: Path) ->
 
 
 def test_what_was_asked_is_bound_to_only_once_something_has_happened(tmp_path: Path) -> None:
-    core = SearchCore(SearchTerms(metric="x"), Space({}), schedulers.resolve("fifo"), searchers.resolve("random"))
+    core = SearchCore(
+        SearchTerms(metric="x", mode="max"), Space({}), schedulers.resolve("fifo"), searchers.resolve("random")
+    )
     for seed in (0, 1):
         with kept(tmp_path, {"seed": seed}, core) as new:
             assert new

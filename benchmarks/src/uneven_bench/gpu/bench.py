@@ -101,8 +101,12 @@ def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
         makers: dict[str, Callable[[nn.Module], StepArm]] = {
             "sgd": lambda model: Plain(model, "sgd"),
             "adamw": lambda model: Plain(model, "adamw"),
-            "K-FAC": functools.partial(_part, part=lambda: uneven.KFAC(damping=DAMPING, periods=(10, 100)), batch=size),
-            "SOAP": functools.partial(_part, part=lambda: uneven.SOAP(periods=(1, 10)), batch=size),
+            "K-FAC": functools.partial(
+                _part,
+                part=lambda: uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100),
+                batch=size,
+            ),
+            "SOAP": functools.partial(_part, part=lambda: uneven.SOAP(inv_update_steps=10), batch=size),
         }
         if rival() is not None:
             makers["kfac-pytorch"] = functools.partial(KfacPytorch, share=1.0)

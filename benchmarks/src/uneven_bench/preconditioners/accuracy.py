@@ -145,7 +145,11 @@ def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs:
         momentum = 0.0 if method == "soap" else 0.9
         stepping: list[Any] = [torch.optim.SGD(model.parameters(), lr=how["lr"], momentum=momentum)]
         more = {key: it for key, it in how.items() if key != "lr"}
-        part = uneven.SOAP(share=1.0) if method == "soap" else uneven.KFAC(share=1.0, factor_decay="exp", **more)
+        part = (
+            uneven.SOAP(grad_worker_fraction=1.0)
+            if method == "soap"
+            else uneven.KFAC(grad_worker_fraction=1.0, factor_decay="exp", **more)
+        )
         worker = alone(model, stepping[0], part)
     else:
         stepping = optimizers(model, method, how["lr"])

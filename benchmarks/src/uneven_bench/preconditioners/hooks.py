@@ -22,7 +22,7 @@ def hook_overhead(repeats: int) -> float:
         timed = MODELS["resnet20"]
         plain, hooked = timed.make(), timed.make()
         optimizer = torch.optim.SGD(hooked.parameters(), lr=0.1)
-        part = uneven.KFAC(periods=(10, 100), share=1.0)
+        part = uneven.KFAC(factor_update_steps=10, inv_update_steps=100, grad_worker_fraction=1.0)
         alone(hooked, optimizer, part)
         part.clock = 1
         part.stepped()

@@ -41,7 +41,7 @@ def steps(me: StageWorker) -> dict[str, Any]:
     for name in ("sgd", "adamw", "muon"):
         add(name, partial(Plain, name=name))
     add("session", lambda model: PartArm(model, None, batch))
-    add("soap", lambda model: PartArm(model, uneven.SOAP(periods=(1, 10), share=1 / size), batch))
+    add("soap", lambda model: PartArm(model, uneven.SOAP(inv_update_steps=10, grad_worker_fraction=1 / size), batch))
     for label in task["shares"]:
         f = shares(size)[label]
         add(f"ours {label}", partial(_kfac, batch=batch, share=f))
@@ -77,7 +77,11 @@ def steps(me: StageWorker) -> dict[str, Any]:
 
 
 def _kfac(model: torch.nn.Module, batch: int, share: float) -> StepArm:
-    return PartArm(model, uneven.KFAC(damping=DAMPING, periods=(10, 100), share=share), batch)
+    return PartArm(
+        model,
+        uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100, grad_worker_fraction=share),
+        batch,
+    )
 
 
 def _second_order(name: str) -> bool:
@@ -114,8 +118,10 @@ def exact(me: StageWorker) -> dict[str, Any]:
     own = [batch * one // sum(parts) for one in parts]
     own[0] += batch - sum(own)
     makers = {
-        "kfac": lambda: uneven.KFAC(damping=DAMPING, periods=(2, 4), share=1 / len(parts)),
-        "soap": lambda: uneven.SOAP(periods=(2, 4), share=1 / len(parts)),
+        "kfac": lambda: uneven.KFAC(
+            damping=DAMPING, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)
+        ),
+        "soap": lambda: uneven.SOAP(factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)),
     }
     for name, make in makers.items():
         torch.manual_seed(0)
@@ -179,7 +185,11 @@ def _against_rival(each: int, undone: bool) -> float:
         how: dict[str, Any] = {"damping": 1e-7, "kl_clip": 0.001}
         undo = {"grad_scaler": lambda: float(size)} if undone else {}
         theirs = KfacPytorch(timed.make(), 1.0, factor_update_steps=1, inv_update_steps=3, **how, **undo)
-        ours = PartArm(timed.make(), uneven.KFAC(scaling="compat", periods=(1, 3), share=1.0, **how), each * size)
+        ours = PartArm(
+            timed.make(),
+            uneven.KFAC(scaling="compat", inv_update_steps=3, grad_worker_fraction=1.0, **how),
+            each * size,
+        )
         both: tuple[Any, ...] = (theirs, ours)
         for arm in both:
 
@@ -213,7 +223,9 @@ def unequal(me: StageWorker) -> dict[str, Any]:
     arms = {}
     for name, place, balance in (("ours", "speed", "lb-bsp"), ("n3", "compute", "even")):
         torch.manual_seed(0)
-        part = uneven.KFAC(damping=DAMPING, periods=(1, 10), share=1 / size, place=place)
+        part = uneven.KFAC(
+            damping=DAMPING, inv_update_steps=10, grad_worker_fraction=1 / size, assignment_strategy=place
+        )
         arms[name] = PartArm(timed.make(), part, batch, balance=balance)
     torch.manual_seed(1 + dist.get_rank())
     stage.have(tuple(task["cores"]), ())

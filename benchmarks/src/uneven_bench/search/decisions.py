@@ -230,7 +230,7 @@ def _rises(trial: TrialRecord, t: float) -> float:
 
 def core_s(trials: int = 10_000) -> float:
     """Return processor seconds of ``trials`` through the core; scheduler, searcher and simulated slots included."""
-    terms = SearchTerms(metric="x", trials=trials)
+    terms = SearchTerms(metric="x", mode="max", trials=trials)
     core = SearchCore(terms, Space({"x": uniform(0, 1)}), schedulers.resolve(OURS["asha"]), RandomSearch())
     began_s = time.process_time()
     simulate(core, _rises, speeds=(1.0,) * SLOTS, placer=Placer(Placing.FIRST_COME))

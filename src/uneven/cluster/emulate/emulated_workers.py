@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from uneven.runtime.world import (
     SITE_VARIABLE,
     WORLD_VARIABLE,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def environment(
@@ -128,7 +130,7 @@ class EmulatedWorkers(LocalWorkers):
         if not end:
             self.lost.append(worker)
             if self._launch.elastic:
-                print(f"uneven: {gone(self._death(worker))}", file=sys.stderr)
+                _log.warning(gone(self._death(worker)))
 
     def join(self, node: int) -> LocalWorker:
         """Start a worker on an empty node of a running emulation, without limits until it trains."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +27,8 @@ from uneven.runtime.launch import Launch
 from uneven.runtime.launch.failure import stopped_by
 from uneven.runtime.launch.local_workers import LocalWorker
 from uneven.runtime.rundir import is_ready
+
+_log = logging.getLogger(__name__)
 
 READY_WITHIN_S = 60.0
 _ELASTIC = "workers come and go in an elastic run: add --elastic MIN:MAX"
@@ -240,4 +242,4 @@ class Emulation:
 
 
 def say(text: str) -> None:
-    print(f"uneven: {printable(text)}", file=sys.stderr)
+    _log.info(printable(text))

@@ -18,21 +18,22 @@ from uneven.precondition.kfac.capture import LayerWatch, find_layers
 from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.preconditioner import Preconditioner
 from uneven.precondition.pure.schedule import AdaptiveDamping, RunningAverage, Value, value
-from uneven.precondition.pure.sharing import Sharing, one_of, translated
+from uneven.precondition.pure.sharing import Sharing, one_of, plain
 from uneven.run.step.part import Run, Step
 
 
 class KFAC(Preconditioner):
     """Precondition gradients of Linear and Conv2d layers by Kronecker factors of the empirical Fisher matrix::
 
-        session = uneven.Session(parts=[uneven.KFAC(damping=0.03, periods=(1, 10))])
+        session = uneven.Session(parts=[uneven.KFAC(damping=0.03, inv_update_steps=10)])
 
     For each layer it keeps A, the second moment of its inputs, and G, that of its output gradients, and multiplies the
     gradient by (G ⊗ A + λ)⁻¹ before ``optimizer.step()``. With unequal shares, all results are those of one process on
     the union batch. Other weights keep their plain gradient; ``notes`` lists them with the reason.
 
     Formulas: Pauloski et al., SC 2020 (arXiv 2007.00784) and SC 2021 (KAISA, arXiv 2107.01739), as in their authors'
-    code. Defaults without a source are ours. The argument names of kfac-pytorch are accepted, too.
+    code. Defaults without a source are ours. Arguments have kfac-pytorch's names, and take its enumerations. The model
+    and its learning rates are the session's.
 
     Args:
         damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows the
@@ -40,16 +41,24 @@ class KFAC(Preconditioner):
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
         kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group; None
             for no bound.
-        method: "eigen" damps the product of the factors; "inverse" damps each factor and uses Cholesky, which is
-            cheaper but gives λ another meaning.
+        factor_update_steps: steps between factor updates; a number, or a callable of the step.
+        inv_update_steps: steps between refreshes of the bases; a multiple of ``factor_update_steps``.
+        grad_worker_fraction: share of the workers that precondition a layer: 1 sends least in a plain step, 1 divided
+            by the number of workers computes least; "auto" measures both at the start.
+        assignment_strategy: owners of refreshes by "speed", "compute", "memory", or "round-robin".
+        colocate_factors: whether one worker refreshes both factors of a layer.
+        compute_method: "eigen" damps the product of the factors; "inverse" damps each factor and uses Cholesky, which
+            is cheaper but gives λ another meaning.
         scaling: "kfc" as in SC 2020, or "compat" as in kfac-pytorch's newer code, whose λ is far smaller.
         accumulation_steps: backward passes per step, if each loss is divided by their number.
         grad_scaler: torch's gradient scaler, if used.
         skip_layers: regular expressions for names of layers that keep their plain gradient.
-        sharing: ``periods``, ``share`` and others of :class:`~uneven.precondition.pure.sharing.Sharing`.
+        refresh: "now", "shadow" (in the background, used half a period later), or "auto": in the background while every
+            worker's machine has half a core idle.
+        factor_dtype: of factors and bases; None for float32, or float64 if the whole model has it.
 
     Raises:
-        ConfigError: an argument is out of range, or is one of kfac-pytorch's without meaning here.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -58,17 +67,31 @@ class KFAC(Preconditioner):
         damping: Value | str = 0.03,
         factor_decay: Value | str = 0.95,
         kl_clip: Value | None = 0.001,
-        method: str = "eigen",
+        factor_update_steps: Value = 1,
+        inv_update_steps: Value = 10,
+        grad_worker_fraction: float | str = "auto",
+        assignment_strategy: str = "speed",
+        colocate_factors: bool = True,
+        compute_method: str = "eigen",
         scaling: str = "kfc",
         accumulation_steps: int = 1,
         grad_scaler: Any = None,
         skip_layers: Sequence[str] = (),
-        **sharing: Any,
+        refresh: str = "now",
+        factor_dtype: torch.dtype | None = None,
     ) -> None:
-        known = translated({"method": method, **sharing})
-        method = known.pop("method")
-        super().__init__(Sharing(**known))
-        one_of(method=(method, ("eigen", "inverse")), scaling=(scaling, ("kfc", "compat")))
+        sharing = Sharing(
+            factor_update_steps=factor_update_steps,
+            inv_update_steps=inv_update_steps,
+            grad_worker_fraction=grad_worker_fraction,
+            assignment_strategy=assignment_strategy,
+            colocate_factors=colocate_factors,
+            refresh=refresh,
+            factor_dtype=factor_dtype,
+        )
+        super().__init__(sharing)
+        method = plain(compute_method)
+        one_of(compute_method=(method, ("eigen", "inverse")), scaling=(scaling, ("kfc", "compat")))
         if isinstance(accumulation_steps, bool) or accumulation_steps < 1:
             raise ConfigError(f"accumulation_steps = {accumulation_steps!r} must be a whole number of at least 1")
         if kl_clip is not None and not callable(kl_clip) and not kl_clip > 0.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError
@@ -13,20 +13,21 @@ if TYPE_CHECKING:
     import torch
 
 REFRESHES = ("now", "shadow", "auto")
-
-PERIODS = (1, 10)
+_FRACTIONS = {"comm-opt": 1.0, "hybrid-opt": 0.5, "mem-opt": 1e-9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The schedule of a preconditioner, and the owners of its work.
+    """The schedule of a preconditioner, and the owners of its work. Names and enumerations are kfac-pytorch's.
 
     Args:
-        periods: steps between factor updates, and between refreshes; numbers, or callables of the step.
-        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain step,
-            1 / P computes least; "auto" measures both at the start.
-        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.policy.ownership.placement.place`.
-        colocate: whether one worker refreshes all squares of an item.
+        factor_update_steps: steps between factor updates; a number, or a callable of the step.
+        inv_update_steps: steps between refreshes of the bases; a multiple of ``factor_update_steps``.
+        grad_worker_fraction: f, the share of the workers that hold an item's basis and precondition it: 1 (COMM_OPT)
+            sends least in a plain step, 1 / P (MEM_OPT) computes least; "auto" measures both at the start.
+        assignment_strategy: "speed", "compute", "memory" or "round-robin"; see
+            :func:`uneven.policy.ownership.placement.place`.
+        colocate_factors: whether one worker refreshes all squares of an item.
         refresh: "now", "shadow" (in the background, used half a period later), or "auto": in the background while every
             worker's machine has half a core idle.
         factor_dtype: of factors and bases; None for float32, or float64 if the whole model has it.
@@ -35,20 +36,29 @@ class Sharing:
         ConfigError: a value is out of range.
     """
 
-    periods: tuple[Value, Value] = PERIODS
-    share: float | str = "auto"
-    place: str = "speed"
-    colocate: bool = True
+    factor_update_steps: Value = 1
+    inv_update_steps: Value = 10
+    grad_worker_fraction: float | str = "auto"
+    assignment_strategy: str = "speed"
+    colocate_factors: bool = True
     refresh: str = "now"
     factor_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.periods, tuple | list) or len(self.periods) != 2:
-            raise ConfigError(f"periods = {self.periods!r}: give two, of factors and of bases, for instance (10, 100)")
-        Schedule(*self.periods)
-        if self.share != "auto" and (isinstance(self.share, str) or not 0.0 < self.share <= 1.0):
-            raise ConfigError(f"share = {self.share!r}: give 'auto', or a number above 0 up to 1")
-        one_of(place=(self.place, RULES), refresh=(self.refresh, REFRESHES))
+        Schedule(self.factor_update_steps, self.inv_update_steps)
+        fraction = self.grad_worker_fraction
+        if not isinstance(fraction, int | float):
+            fraction = _FRACTIONS.get(plain(fraction), fraction)
+            object.__setattr__(self, "grad_worker_fraction", fraction)
+        if fraction != "auto" and (isinstance(fraction, str) or not 0.0 < fraction <= 1.0):
+            raise ConfigError(f"grad_worker_fraction = {fraction!r}: give 'auto', or a number above 0 up to 1")
+        object.__setattr__(self, "assignment_strategy", plain(self.assignment_strategy))
+        one_of(assignment_strategy=(self.assignment_strategy, RULES), refresh=(self.refresh, REFRESHES))
+
+
+def plain(given: Any) -> str:
+    """Return a name in lower case with hyphens: of kfac-pytorch's enumerations, ``MEM_OPT`` → "mem-opt"."""
+    return str(getattr(given, "name", given)).lower().replace("_", "-")
 
 
 def one_of(**given: tuple[str, tuple[str, ...]]) -> None:
@@ -56,54 +66,3 @@ def one_of(**given: tuple[str, tuple[str, ...]]) -> None:
     for name, (what, those) in given.items():
         if what not in those:
             raise ConfigError(f"{name} = {what!r} is none of {', '.join(map(repr, those))}")
-
-
-_OURS = {"method", *(one.name for one in fields(Sharing))}
-_SHARES = {"COMM_OPT": 1.0, "HYBRID_OPT": 0.5, "MEM_OPT": 1e-9}
-_METHODS = {"EIGEN": "eigen", "INVERSE": "inverse"}
-_RULES = {"COMPUTE": "compute", "MEMORY": "memory"}
-
-_NO_MATTER = {
-    "allreduce_bucket_cap_mb": "all factors travel in one exchange",
-    "compute_eigenvalue_outer_product": "it is made where it is used",
-    "symmetry_aware": "one half of a symmetric factor travels always",
-    "update_factors_in_hook": "factors are summed up in the hooks always",
-    "inv_dtype": "decompositions are made in the factors' dtype",
-    "loglevel": "the journal has it",
-}
-"""Arguments that have no effect on results here, and why."""
-
-_ELSEWHERE = {
-    "lr": "the learning rate is read from the optimizer, group by group",
-    "model": "the model is the session's",
-}
-
-
-def translated(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the method and sharing options by our names; raise :class:`ConfigError` for unknown ones."""
-    found = {name: it for name, it in given.items() if name in _OURS}
-    for name, it in given.items():
-        if name in ("factor_update_steps", "inv_update_steps"):
-            often, seldom = found.get("periods", PERIODS)
-            found["periods"] = (it, seldom) if name == "factor_update_steps" else (often, it)
-        elif name == "grad_worker_fraction":
-            found["share"] = it if isinstance(it, int | float) else _one_of(name, it, _SHARES)
-        elif name == "compute_method":
-            found["method"] = _one_of(name, it, _METHODS)
-        elif name == "assignment_strategy":
-            found["place"] = _one_of(name, it, _RULES)
-        elif name == "colocate_factors":
-            found["colocate"] = bool(it)
-        elif name in _ELSEWHERE:
-            raise ConfigError(f"{name} = {it!r}: leave it out, {_ELSEWHERE[name]}")
-        elif name not in _OURS and name not in _NO_MATTER:
-            raise ConfigError(f"KFAC has no argument {name!r}; see the reference for those that it has")
-    return found
-
-
-def _one_of(name: str, given: Any, known: dict[str, Any]) -> Any:
-    """Look up an enumeration member, or its name."""
-    text = str(getattr(given, "name", given)).upper().replace("-", "_")
-    if text not in known:
-        raise ConfigError(f"{name} = {given!r} is none of {', '.join(known)}")
-    return known[text]

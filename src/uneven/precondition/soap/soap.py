@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_work import ItemWork, Sizes
 from uneven.precondition.kfac.sums import RowSums
 from uneven.precondition.preconditioner import Preconditioner
+from uneven.precondition.pure.schedule import Value
 from uneven.precondition.pure.sharing import Sharing
 from uneven.run.step.part import Step
 
@@ -129,8 +130,13 @@ class SOAP(Preconditioner):
         squares: decay of L and R; the second of ``betas`` if None.
         eps: of Adam.
         largest: weights with a longer side get Adam's step.
-        sharing: ``periods`` (between updates of L and R, and between refreshes of the bases), ``share`` and others of
-            :class:`~uneven.precondition.pure.sharing.Sharing`.
+        factor_update_steps: steps between updates of L and R; a number, or a callable of the step.
+        inv_update_steps: steps between refreshes of the bases; a multiple of ``factor_update_steps``.
+        grad_worker_fraction: share of the workers that compute a weight's step, as of :class:`uneven.KFAC`.
+        assignment_strategy: owners of refreshes by "speed", "compute", "memory", or "round-robin".
+        colocate_factors: whether one worker refreshes both bases of a weight.
+        refresh: "now", "shadow" or "auto", as of :class:`uneven.KFAC`.
+        factor_dtype: of L, R and the bases; None for float32, or float64 if the whole model has it.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -147,11 +153,24 @@ class SOAP(Preconditioner):
         squares: float | None = None,
         eps: float = 1e-8,
         largest: int = 10_000,
-        **sharing: Any,
+        factor_update_steps: Value = 1,
+        inv_update_steps: Value = 10,
+        grad_worker_fraction: float | str = "auto",
+        assignment_strategy: str = "speed",
+        colocate_factors: bool = True,
+        refresh: str = "now",
+        factor_dtype: torch.dtype | None = None,
     ) -> None:
-        if unknown := sorted(sharing.keys() - {one.name for one in fields(Sharing)}):
-            raise ConfigError(f"SOAP has no argument {unknown[0]!r}; see the reference for those that it has")
-        super().__init__(Sharing(**sharing))
+        sharing = Sharing(
+            factor_update_steps=factor_update_steps,
+            inv_update_steps=inv_update_steps,
+            grad_worker_fraction=grad_worker_fraction,
+            assignment_strategy=assignment_strategy,
+            colocate_factors=colocate_factors,
+            refresh=refresh,
+            factor_dtype=factor_dtype,
+        )
+        super().__init__(sharing)
         decays = (betas[0], betas[1], betas[1] if squares is None else squares)
         if not all(0.0 <= one < 1.0 for one in decays) or not eps > 0.0:
             raise ConfigError(

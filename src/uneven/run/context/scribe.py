@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from uneven.policy.core.records import SHARE, EventRecord, Record, RunRecord, Sc
 from uneven.policy.core.run_config import RunConfig
 from uneven.runtime.frames import warn as warn_user
 from uneven.runtime.world import World
+
+_log = logging.getLogger(__name__)
 
 _SPOKEN = 3  # events of one kind that are also printed; the journal has all of them
 
@@ -107,7 +110,7 @@ class Scribe:
         self._left = self._left or event == LEFT
         if event:
             self.event(event, text)
-        print(f"uneven: {text}", file=sys.stderr)
+        _log.info(text)
 
     def plan(self, iterations: int) -> None:
         self.event(PLAN, plan_message(iterations))

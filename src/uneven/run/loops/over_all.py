@@ -229,6 +229,15 @@ class OverAll:
             check_samples([row for _, row in said], "session.evaluate")
             return totals.over_all([text for text, _ in said], self._sum)
 
+    def barrier(self) -> None:
+        context, meter = self._loop.context, self._loop.reports.books.meter
+        if context.participants.changes and self._loop.parts.run is not None:
+            if context.rank in context.members:  # a worker that has not joined yet has nothing to wait for
+                self._sum(torch.zeros(1, dtype=torch.float64))
+            return
+        with context.connection.waiting(meter):
+            context.connection.transport.gather([0.0]).result()
+
     def _counters(self) -> SessionStore:
         if self._store is None:
             self._store = SessionStore(self._loop.context.rank, len(self._loop.context.members))

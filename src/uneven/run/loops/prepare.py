@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from uneven.errors import ConfigError, DataError
 from uneven.policy.balance.profiled import Profile
@@ -22,6 +23,7 @@ from uneven.run.samples.loader import BalancedLoader, LoaderCalls
 from uneven.run.samples.opening import Division, LoaderOptions
 from uneven.run.samples.sharded_files import Shards
 from uneven.run.samples.stream import is_stream
+from uneven.run.samples.torch_loader import taken_over
 from uneven.run.start.connect import compare
 from uneven.run.step.attach import Attached
 from uneven.run.step.build import counter_of
@@ -82,18 +84,20 @@ class Preparation:
         **options: Any,
     ) -> BalancedLoader:
         """Make the loader, with the options of :class:`LoaderOptions`, and load a state that waits for it."""
-        loop, reports, dataset = self._loop, self._loop.reports, options["dataset"]
+        loop, reports = self._loop, self._loop.reports
         loop.check_open("session.loader")
         if loop.loader is not None:
             raise ConfigError(
                 "session.loader was called twice: one session balances one loader; use torch's own "
                 "DataLoader for evaluation, or make another Session"
             )
+        options = self._completed(options)
+        dataset = options["dataset"]
         check_microbatch(microbatch)
         check_together(together, dataset, microbatch, options)
         if sharded:
             options["shards"] = _shards_of(loop, dataset, options["batch_size"], max_batch)
-        loader = self._made(LoaderOptions.split(lower=1 if min_batch is None else min_batch, **options), begin)
+        loader = self._made(LoaderOptions(lower=1 if min_batch is None else min_batch, **options), begin)
         reports.microbatch, reports.together = microbatch, together
         reports.start(
             loader, min_batch, max_batch, shuffle=options["shuffle"], drop_last=options["drop_last"],
@@ -103,6 +107,26 @@ class Preparation:
             loop.context.scribe.plan(epochs * len(loader))
         self._checkpoint.begin_with(loader)
         return loader
+
+    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of :class:`LoaderOptions`, after those of a ``DataLoader`` are taken over."""
+        context, each = self._loop.context, None
+        if isinstance(given["dataset"], DataLoader):
+            given, each = taken_over(given["dataset"], given)
+        if each is not None:
+            if context.participants.changes:
+                raise ConfigError(
+                    "session.loader(DataLoader(…)) in an elastic run: the number of workers changes, so give the size "
+                    "of the global batch, too: session.loader(loader, batch_size=…)"
+                )
+            workers = len(context.members)
+            given["batch_size"] = each * workers
+            if context.rank == 0 and workers > 1:
+                context.scribe.say(
+                    f"the global batch is {each * workers} samples: {each} of the DataLoader × {workers} workers"
+                )
+        defaults = {"shuffle": True, "drop_last": False}
+        return given | {name: value for name, value in defaults.items() if given[name] is None}
 
     def _made(self, asked: LoaderOptions, begin: Callable[[Portion], None]) -> BalancedLoader:
         loop, context, ids, parts = self._loop, self._loop.context, asked.ids, self._loop.parts

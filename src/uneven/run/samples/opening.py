@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
-from torch.utils.data import DataLoader
+import torch
 
 from uneven.errors import DataError, UnknownNameError
 from uneven.policy.samples.order import Changing, EpochPlan, Portion, SampleBook, SplitSource, never
@@ -22,9 +22,33 @@ from uneven.run.samples.sharded_files import Shards, ShardSource
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import StreamSource, is_stream
 
-# The loader sets this itself: batches out of order could not be matched with their parts.
-_OURS = frozenset(("in_order",))
-_PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
+
+class DataLoaderOptions(TypedDict, total=False):
+    """Arguments of torch's ``DataLoader`` that a session's loader passes on."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+
+
+def check_keywords(call: Callable[..., Any], given: DataLoaderOptions) -> dict[str, Any]:
+    """Return the keywords for torch's ``DataLoader``; raise UnknownNameError for one of neither it nor ``call``, and
+    DataError for ``in_order``."""
+    passed = DataLoaderOptions.__annotations__
+    for name in given:
+        if name == "in_order":
+            raise DataError("in_order cannot be given: the loader identifies batches by their order; leave it out")
+        if name not in passed:
+            own = [one for one in inspect.signature(call).parameters if one not in ("self", "dataloader")]
+            raise UnknownNameError(f"keyword of session.{call.__name__}:", name, (*own, *passed))
+    return dict(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +59,10 @@ class LoaderOptions:
         stream_sharded: whether a stream divides itself among its reader processes; see :class:`.stream.StreamSource`.
         cost: of each sample, an array or a function of its index; batches are divided by it, see
             :mod:`uneven.policy.samples.sample_costs`.
-        dataloader: other arguments of torch's ``DataLoader`` (``num_workers``, ``collate_fn``, ``pin_memory``,
-            ``prefetch_factor``, …), except ``in_order``.
+        dataloader: see :class:`DataLoaderOptions`.
 
     Raises:
-        DataError: a keyword that the loader sets itself, a ``DataLoader`` as data set, or ``lower`` below 1.
-        UnknownNameError: a keyword that ``DataLoader`` does not have.
+        DataError: an option has an invalid value.
     """
 
     dataset: Any
@@ -58,26 +80,7 @@ class LoaderOptions:
     ids: Callable[[Any], object] | None = None  # the rows to request, a function of a batch
     dataloader: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def split(cls, **given: Any) -> LoaderOptions:
-        """Separate the loader's own keywords from those for torch's ``DataLoader``."""
-        own = {one.name for one in fields(cls)} - {"dataloader"}
-        more = {name: value for name, value in given.items() if name not in own}
-        return cls(**{name: given[name] for name in own & given.keys()}, dataloader=more)
-
     def __post_init__(self) -> None:
-        for name in self.dataloader:
-            if name in _OURS:
-                raise DataError(
-                    f"{name} cannot be given: the loader hands batches out in order, as it knows them by that"
-                )
-            if name not in _PASSED:
-                raise UnknownNameError("keyword for the loader:", name, _PASSED)
-        if isinstance(self.dataset, DataLoader):
-            raise DataError(
-                "the data set is a DataLoader, whose batches would count as samples: give session.loader the data set, "
-                "the size of the global batch, and what the DataLoader was given (num_workers, collate_fn, …)"
-            )
         if not isinstance(self.batch_size, Integral):
             raise DataError(
                 f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, "

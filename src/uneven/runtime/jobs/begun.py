@@ -6,7 +6,7 @@ A start can thus detect that a result belongs to other code, or that a run would
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -16,6 +16,8 @@ from typing import Any
 from uneven.errors import CheckpointError, access
 from uneven.policy.core.plain import Amount, read
 from uneven.runtime.jobs.code import Code
+
+_log = logging.getLogger(__name__)
 
 FILE = "code.json"
 
@@ -107,4 +109,4 @@ def _read(directory: Path) -> _CodeNote | None:
 
 
 def _say(text: str) -> None:
-    print(f"uneven: {text}", file=sys.stderr)
+    _log.info(text)

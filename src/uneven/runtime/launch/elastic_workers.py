@@ -7,8 +7,8 @@ With ``--join``, another process keeps the store: ``uneven store``, or the launc
 from __future__ import annotations
 
 import json
+import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,6 +33,8 @@ from uneven.runtime.tcp_store import reach
 from uneven.runtime.temp_dir import TemporaryFolder
 from uneven.runtime.timeout_call import within
 from uneven.runtime.world import ELASTIC_VARIABLE, LEAVE_VARIABLE, is_loopback, signals_named
+
+_log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
@@ -138,7 +140,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
 
         def lost(death: Death) -> None:
             nonlocal restarts
-            print(f"uneven: {gone(death)}", file=sys.stderr)
+            _log.warning(gone(death))
             if restarts > 0 and not stop.requests and not members.cut and board.look("over") is None:
                 restarts -= 1
                 members.add(board.count(WORKERS, 1) - 1)
@@ -166,7 +168,7 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
     while not stop.requests and (there := others.there(time.monotonic())):
         if not said and board.look("over") is None:
             words = f"worker {', '.join(map(str, there))}"
-            print(f"uneven: no worker of this launcher is left; it keeps the run's store for {words}", file=sys.stderr)
+            _log.warning(f"no worker of this launcher is left; it keeps the run's store for {words}")
             said = True
         events.wait(_LOOK_EVERY_S)
 
@@ -190,7 +192,7 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
         raise stopped_by(stop.number)
     if through or members.finished or not members.lost:
         if members.lost:
-            print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)
+            _log.info(f"the run has come to its end; {len(members.lost)} of its workers were lost")
         return
     # The same signal ended all workers, so the order of their deaths does not show the cause.
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
@@ -206,7 +208,7 @@ def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
     store.add(WORKERS, count)  # before others can join: their numbers follow
     run = open_run(store, count, launch.bounds, launch.silence_s)
     if not launch.alone:
-        print(f"uneven: others join with `uneven run --join {host}:{port} {launch.target[0]}`", file=sys.stderr)
+        _log.info(f"others join with `uneven run --join {host}:{port} {launch.target[0]}`")
     return store, host, port, {**run, "own": range(count)}
 
 

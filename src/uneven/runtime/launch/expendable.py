@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uneven.runtime.launch.failure import Death, Left
 from uneven.runtime.launch.hang_detection import STOPPED, SilenceMeter, in_words, stopped
 from uneven.runtime.rundir import Expendable, clear_expendable, expendable_of
+
+_log = logging.getLogger(__name__)
 
 
 class ExpendableWorkers:
@@ -70,7 +72,7 @@ class ExpendableWorkers:
             # Reported once: the others continue without it, and it may recover.
             self._told.add(rank)
             then = "the others go on without it, and once they have ended it is killed"
-            print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
+            _log.warning(f"rank {rank} (process {alive[rank]}) {silent[rank]}; {then}")
         return []
 
     def missed(self, alive: Mapping[int, int]) -> list[int]:

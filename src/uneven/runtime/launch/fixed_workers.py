@@ -6,6 +6,7 @@ The run continues without a worker that marked itself expendable (:func:`uneven.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -36,6 +37,8 @@ from uneven.runtime.launch.worker_env import role, shutdown_within_s, variables
 from uneven.runtime.tcp_store import fail_after
 from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.runtime.timeout_call import within
+
+_log = logging.getLogger(__name__)
 
 _ROLE = "default_role"  # torchrun's name of the only kind of workers
 _OTHERS_END_WITHIN_S = 300.0
@@ -125,7 +128,7 @@ class FixedWorkers(LocalWorkers):
             said, code = through_without(tuple(lost))
             if code:
                 raise LaunchError(said, code)
-            print(f"uneven: {said}", file=sys.stderr)
+            _log.warning(said)
 
     def ended(self, worker: LocalWorker) -> None:
         ending = worker.process.ending
@@ -137,7 +140,7 @@ class FixedWorkers(LocalWorkers):
         else:
             death = self._death(worker)
             self._expendable.lost[worker.rank] = death
-            print(f"uneven: {gone(death)}", file=sys.stderr)
+            _log.warning(gone(death))
 
     def close(self) -> None:
         """End all workers, and show the rest of their output."""
@@ -157,7 +160,7 @@ class FixedWorkers(LocalWorkers):
                 for rank in self._expendable.hanging(self._pids):
                     self.running[rank].process.signal(signal.SIGKILL, group=True)
             if not self._failed and handler.num_nodes_waiting() > 0:
-                print("uneven: another machine asks to take part: all workers are started again", file=sys.stderr)
+                _log.info("another machine asks to take part: all workers are started again")
                 self._end(signal.SIGTERM)
                 return True
         # A stopped process does not react to SIGTERM, and it may have caused the failure.
@@ -173,7 +176,7 @@ class FixedWorkers(LocalWorkers):
             self._await_others(found)
         elif left > 0:
             self._restarts += 1
-            print(f"uneven: {error}", file=sys.stderr)
+            _log.warning(str(error))
             return True
         return False
 
@@ -237,7 +240,7 @@ class FixedWorkers(LocalWorkers):
             return  # the launcher with the store has ended
         except DistStoreError:
             late = ", ".join(str(one) for one, key in enumerate(keys) if not found.store.check([key]))
-            print(f"uneven: machine {late} has not finished within {within_s:g} s", file=sys.stderr)
+            _log.warning(f"machine {late} has not finished within {within_s:g} s")
 
     @property
     def _others_end_within_s(self) -> float:
@@ -309,7 +312,7 @@ def _logs(output: WorkerOutput, count: int, run_directory: Path | None, temporar
     folder = temporary
     if output.in_files:
         folder = output.folder(run_directory).absolute()
-        print(f"uneven: what workers print goes to {folder}", file=sys.stderr)
+        _log.info(f"what workers print goes to {folder}")
     redirects, tee = ({rank: Std(of) for rank, of in one.items()} for one in output.streams(count))
     with access(f"write to {folder} (another folder can be named with --log-dir)", LaunchError):
         return DefaultLogsSpecs(str(folder), redirects=redirects, tee=tee, local_ranks_filter=output.shown)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +19,8 @@ from uneven.runtime.launch.failure import Death, told_in
 from uneven.runtime.launch.launch_spec import Launch
 from uneven.runtime.launch.readiness import Readiness
 from uneven.runtime.throttle.throttle import Throttle
+
+_log = logging.getLogger(__name__)
 
 _DIES_WITHIN_S = 30.0
 
@@ -112,7 +114,7 @@ class LocalWorkers(ABC):
             self._events.wait(left_s)
         if self.running:  # it waits in the kernel, for example for a file system that does not answer
             pids = ", ".join(str(worker.pid) for worker in self.running.values())
-            print(f"uneven: process {pids} has not ended {_DIES_WITHIN_S:g} s after SIGKILL", file=sys.stderr)
+            _log.warning(f"process {pids} has not ended {_DIES_WITHIN_S:g} s after SIGKILL")
             self.running.clear()
 
 
@@ -147,7 +149,7 @@ class CoreShares:
             except ConfigError:
                 continue  # it has ended in the meantime
             except LaunchError as error:
-                print(f"uneven: {error}", file=sys.stderr)
+                _log.warning(str(error))
                 self.close()  # the throttle's process has died, so all workers run at full speed from now on
                 return
 

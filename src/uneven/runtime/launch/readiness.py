@@ -6,13 +6,15 @@ its start. A script without one counts as training once it connects to the rende
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from pathlib import Path
 
 import psutil
 
 from uneven.runtime.rundir import is_coming, is_ready
+
+_log = logging.getLogger(__name__)
 
 
 class Readiness:
@@ -40,10 +42,9 @@ class Readiness:
             return False
         if rank not in self._late:
             self._late.add(rank)
-            print(
-                f"uneven: rank {rank} did not start training within {self._within_s:g} s (a loader of an "
-                f"uneven.Session says so when it is first used): it has its share from now on",
-                file=sys.stderr,
+            _log.warning(
+                f"rank {rank} did not start training within {self._within_s:g} s (a loader of an "
+                f"uneven.Session says so when it is first used): it has its share from now on"
             )
         return True
 
@@ -53,9 +54,7 @@ class Readiness:
         if not _connected(pid, port):
             return False
         if not self._met:
-            print(
-                "uneven: the workers meet without an uneven.Session: each has its share from then on", file=sys.stderr
-            )
+            _log.info("the workers meet without an uneven.Session: each has its share from then on")
         self._met.add(rank)
         return True
 

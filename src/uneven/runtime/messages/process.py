@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from uneven.runtime.jobs.processes import import_path
 from uneven.runtime.messages.keys import address, make_keys
 from uneven.runtime.messages.sockets import LOOPBACK
 from uneven.runtime.parameter_server.pure.roster import Patience
+
+_log = logging.getLogger(__name__)
 
 Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
 """The arguments: directory, number of the shard, workers, address to listen on, patience, and the end condition."""
@@ -187,4 +190,4 @@ class ShardKeeper:
 
 def _say(shard: str, ending: Ending, again: bool) -> None:
     then = "is started again" if again else "is not started again"
-    print(f"uneven: {shard} {ending.words} and {then}", file=sys.stderr)
+    _log.warning(f"{shard} {ending.words} and {then}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -44,6 +45,25 @@ class TrialRecord:
         return self.status in (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 
+_BY_NAME = {"loss": "min", "error": "min", "perplexity": "min", "accuracy": "max", "auc": "max"}
+
+
+def mode_of(metric: str) -> str:
+    """Return "min" for a metric that is a loss or an error by its name, "max" for an accuracy or a "score".
+
+    Raises:
+        ConfigError: the name does not say whether more is better.
+    """
+    found = {mode for word, mode in _BY_NAME.items() if word in re.split("[^a-z]+", metric.lower())}
+    if metric == "score":
+        return "max"
+    if len(found) != 1:
+        raise ConfigError(
+            f'metric={metric!r} does not say whether more of it is better: give mode="max" or mode="min", too'
+        )
+    return found.pop()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTerms:
     """The goal and limits of a search; see :class:`~uneven.search.search_spec.SearchOptions`.
@@ -52,7 +72,7 @@ class SearchTerms:
     """
 
     metric: str
-    mode: str = "max"
+    mode: str = ""  # "max" or "min"; if not given, from the metric's name
     trials: int = 1
     time_attr: str = "training_iteration"
     max_t: float | None = None
@@ -65,6 +85,8 @@ class SearchTerms:
     def __post_init__(self) -> None:
         if not self.metric:
             raise ConfigError('metric="": name what trials report and the search is to optimize')
+        if not self.mode:
+            object.__setattr__(self, "mode", mode_of(self.metric))
         if self.mode not in ("max", "min"):
             raise ConfigError(f'mode={self.mode!r}: give "max" or "min"')
         if self.trials < 1:
