@@ -44,16 +44,14 @@ def test_shards_of_an_elastic_run_listen_where_workers_of_other_machines_reach_t
 
 
 def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where somebody has a file of a name that Python's own modules have
     (tmp_path / "secrets.py").write_text("raise ImportError('not what a shard looks for')")
     with pytest.raises(LaunchError, match="shard 0 of the parameter server could not be started"):
         ShardKeeper(tmp_path / "nowhere", 1, 1, bind="tcp://203.0.113.9")
-    said = ""
     with ShardKeeper(tmp_path / "server", 1, 1) as keeper:
-        while "shard 0 of the parameter server was killed by SIGKILL and is not started again" not in said:
-            said += capsys.readouterr().err
+        while "shard 0 of the parameter server was killed by SIGKILL and is not started again" not in caplog.text:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pids()[0], signal.SIGKILL)
             time.sleep(0.01)

@@ -40,7 +40,7 @@ def test_one_worker_acts_for_all(me: RankContext, tmp_path: Path) -> None:
         with redirect_stdout(StringIO()) as said:
             session.print("one", 2, sep="-", end="!")
         assert said.getvalue() == ("one-2!" if me.rank == 0 else "")
-        model, _ = session.setup(net(), sgd(net()))
+        model = session.setup(net())
         session.save({"model": model.state_dict(), "rank": session.rank}, folder / "kept" / "state.pt")
         session.barrier()
         assert [one.name for one in (folder / "kept").iterdir()] == ["state.pt"]

@@ -22,7 +22,9 @@ def prepare(session: Session, accelerator: Accelerator, model: Model) -> Model: 
 def prepare(
     session: Session, accelerator: Accelerator, model: Model, first: First, /, *more: *More
 ) -> tuple[Model, First, *More]: ...
-def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> Any:
+def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
+    session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any
+) -> Any:
     """Pass the model to the session and to Accelerate, which does not wrap it in ``DistributedDataParallel``.
 
     The loader remains the session's. To accumulate gradients use ``session.no_sync()``, not ``accelerator.accumulate``.

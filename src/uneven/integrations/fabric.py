@@ -40,7 +40,9 @@ def prepare(session: Session, fabric: Fabric, model: Model) -> Model: ...
 def prepare(
     session: Session, fabric: Fabric, model: Model, optimizer: Optimizer, /, *more: *More
 ) -> tuple[Model, Optimizer, *More]: ...
-def prepare(session: Session, fabric: Fabric, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
+def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
+    session: Session, fabric: Fabric, model: nn.Module, *optimizers: torch.optim.Optimizer
+) -> Any:
     """Pass the model and its optimizers to the session and to Fabric; return them as Fabric wraps them.
 
     After it, Fabric knows the session's workers: ``global_rank``, ``is_global_zero``, ``save``, ``all_reduce``, ….

@@ -200,7 +200,7 @@ class Session:
     def setup(
         self, model: Model, first: First, /, *more: *More, **how: Unpack[_HowGradientsTravel]
     ) -> tuple[Model, First, *More]: ...
-    def setup(
+    def setup(  # type: ignore[misc] # mypy does not match *stateful with TypeVarTuples
         self,
         model: nn.Module,
         /,

@@ -215,9 +215,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result, caplog: pytest.LogCaptureFixture) -> None:
     assert train(whole.directory, 4).table == whole.table
-    assert f"the fleet in {whole.directory} finished on 20" in capsys.readouterr().err
+    assert f"the fleet in {whole.directory} finished on 20" in caplog.text
     other = members.ensemble().members | {"small": partial(members.make, 9, 32)}
     with pytest.raises(CheckpointError, match=r"finished on 20.*its code has changed since \(member small\)"):
         train(whole.directory, 4, members=other)

@@ -17,7 +17,7 @@ from uneven.errors import CheckpointError
 
 
 def test_a_search_that_has_finished_says_so_and_is_not_that_of_other_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -27,13 +27,14 @@ def test_a_search_that_has_finished_says_so_and_is_not_that_of_other_code(
 
     first = searched(1.0)
     assert scores(searched(1.0, devices=2)) == scores(first)
-    assert re.search(r"uneven: the search in \S+runs/scaled finished on 20.*its result", capsys.readouterr().err)
+    assert re.search(r"the search in \S+runs/scaled finished on 20.*its result", caplog.text)
+    caplog.clear()
     with pytest.raises(CheckpointError, match=r"finished on 20.*its code has changed since \(train\)"):
         searched(2.0, directory="runs/scaled")
     other = searched(2.0)
     assert other.directory == tmp_path / "runs" / "scaled-2"
     assert other.best.metric == 2 * first.best.metric
-    assert "runs/scaled finished on" in capsys.readouterr().err
+    assert "runs/scaled finished on" in caplog.text
     assert scores(searched(1.0)) == scores(first)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
 from uneven.policy.core.run_config import RunConfig
@@ -47,7 +49,7 @@ class Context:
         # No reference to the session: the connection may keep this function and outlives the session.
         return partial(tell_nonfinite, self.scribe, self.config, self.rank, what)
 
-    def log(self, scalars: Mapping[str, float], weight: float) -> None:
+    def log(self, scalars: Mapping[str, float | Tensor], weight: float) -> None:
         for name, value in scalars.items():
             number = one_number(f"session.log({name}=…)", value)
             self.scribe.scalar(name, number, weight)

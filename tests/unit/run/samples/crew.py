@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from uneven.policy.samples.order import Portion
 from uneven.run.samples.loader import BalancedLoader, LoaderCalls
-from uneven.run.samples.opening import Division, LoaderOptions
+from uneven.run.samples.opening import DataLoaderOptions, Division, LoaderOptions
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -49,7 +49,8 @@ def loader_of(**given: Any) -> BalancedLoader:
         return {one.name: given.pop(one.name) for one in fields(kind) if one.name in given}
 
     hands, division, calls = given.pop("hands", None), Division(**of(Division)), LoaderCalls(**of(LoaderCalls))
-    return BalancedLoader(LoaderOptions.split(**given), division, calls, hands)
+    torchs = {name: given.pop(name) for name in [*given] if name in DataLoaderOptions.__annotations__}
+    return BalancedLoader(LoaderOptions(**given, dataloader=torchs), division, calls, hands)
 
 
 def random_splits(world_size: int, batch_size: int, seed: int) -> Callable[[int], tuple[int, ...]]:

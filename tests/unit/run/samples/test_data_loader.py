@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brought import brought, refusal
-from uneven.errors import ConfigError, DataError, UnknownNameError
+from uneven.errors import ConfigError, DataError
 from uneven.policy.samples.order import Portion, epoch_order
 from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.loader import BalancedLoader
@@ -269,8 +269,6 @@ def test_split_for_may_move_while_torch_reads_ahead_on_several_ranks() -> None:
         ({"batch_size": 3, "workers": 4}, DataError, "global batch of 3 is too small for 4 workers"),
         ({"batch_size": 7, "workers": 4, "lower": 2}, DataError, "batch_size of at least 8"),
         ({"lower": 0}, DataError, "lower = 0"),
-        ({"in_order": False}, DataError, "in_order cannot be given"),
-        ({"num_worker": 2}, UnknownNameError, "did you mean 'num_workers'"),
         ({"batch_size": 99, "drop_last": True}, DataError, "drops all 20 samples"),
     ],
 )
@@ -290,8 +288,6 @@ def test_data_sets_that_cannot_work_are_refused() -> None:
         one([])
     with pytest.raises(DataError, match="can be read only once"):
         one(iter([1, 2]))
-    with pytest.raises(DataError, match="batches would count as samples: give session"):
-        one(torch.utils.data.DataLoader(Numbers(20), 4))
 
 
 def test_a_split_that_does_not_fit_stops_the_loop_with_its_iteration() -> None:

@@ -130,7 +130,7 @@ def test_values_count_by_what_they_hold() -> None:
 
 
 def test_code_that_has_changed_is_refused_or_gets_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     old: Code = {"train": {"train": "1", "m.RATE": "1"}, "data": {"data": "1"}}
@@ -148,12 +148,12 @@ def test_code_that_has_changed_is_refused_or_gets_another_folder(
     begun.finish(trials=3)
     assert not LockedRun(first, "search", old, old).report_finished(trials=4)
     assert LockedRun(first, "search", old, old).report_finished(trials=3)
-    assert "the search in runs/it finished on 20" in capsys.readouterr().err
+    assert "the search in runs/it finished on 20" in caplog.text
     assert folder_for("runs/it", "search", new) == first  # named, so it is refused
     with pytest.raises(CheckpointError, match=r"finished on 20.*changed"):
         LockedRun(first, "search", new, new)
     assert folder_for(default, "search", new) == Path("runs/it-2")
-    assert "with other code (m.RATE changed); this one uses runs/it-2" in capsys.readouterr().err
+    assert "with other code (m.RATE changed); this one uses runs/it-2" in caplog.text
     assert folder_for(default, "search", old) == first
     (first / FILE).write_text('{"code": 3}')
     with pytest.raises(CheckpointError, match=r"code\.json"):

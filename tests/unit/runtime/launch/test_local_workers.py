@@ -23,7 +23,7 @@ class Recorded(LocalWorkers):
 
 
 def test_a_worker_that_does_not_die_is_named_and_given_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_workers, "_DIES_WITHIN_S", 0.2)
     with Events() as events:
@@ -34,7 +34,7 @@ def test_a_worker_that_does_not_die_is_named_and_given_up(
             deaf.setattr(type(process), "signal", lambda *_, **__: None)
             workers.kill()
         assert not workers.running
-        assert f"process {process.pid} has not ended 0.2 s after SIGKILL" in capsys.readouterr().err
+        assert f"process {process.pid} has not ended 0.2 s after SIGKILL" in caplog.text
         workers.start(0, 0, SLEEPS, {}, tmp_path / "error", stdin=None, stdout=None, stderr=None)
         process.signal(9, group=True)
         while process.ending is None:
