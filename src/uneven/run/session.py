@@ -136,7 +136,7 @@ class Session:
 
     @property
     def is_main(self) -> bool:
-        """True on one worker, rank 0, for what one worker does for all: ``if session.is_main: download()``.
+        """True on rank 0 only, which does the work of one worker for all: ``if session.is_main: download()``.
 
         If that worker leaves an elastic run, another one becomes rank 0.
         """

@@ -38,14 +38,21 @@ class DataLoaderOptions(TypedDict, total=False):
     pin_memory_device: str
 
 
+_DECIDED = ("shuffle", "sampler", "batch_sampler", "drop_last")  # `session.evaluate` raises an error for them
+
+
 def check_keywords(call: Callable[..., Any], given: DataLoaderOptions) -> dict[str, Any]:
-    """Return the keywords for torch's ``DataLoader``; raise UnknownNameError for one of neither it nor ``call``, and
-    DataError for ``in_order``."""
+    """Return the keywords for torch's ``DataLoader``.
+
+    Raises:
+        UnknownNameError: a keyword does not exist, in ``call`` or in ``DataLoader``.
+        DataError: ``in_order`` is given.
+    """
     passed = DataLoaderOptions.__annotations__
     for name in given:
         if name == "in_order":
             raise DataError("in_order cannot be given: the loader identifies batches by their order; leave it out")
-        if name not in passed:
+        if name not in passed and name not in _DECIDED:
             own = [one for one in inspect.signature(call).parameters if one not in ("self", "dataloader")]
             raise UnknownNameError(f"keyword of session.{call.__name__}:", name, (*own, *passed))
     return dict(given)

@@ -10,8 +10,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from uneven.errors import DataError
 from uneven.run.samples.stream import is_stream
 
-_PASSED = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
-           "generator", "prefetch_factor", "persistent_workers")  # fmt: skip
+_PASSED = (
+    *("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
+)
 
 
 def taken_over(loader: DataLoader[Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
