@@ -46,6 +46,8 @@ def made(samples, fields=26, seed=0):
 
 
 class DLRM(nn.Module):
+    pairs: torch.Tensor
+
     def __init__(self, tables, numbers):
         super().__init__()
         self.tables = tables
