@@ -25,12 +25,14 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["pictures"]
+exclude_patterns = ["pictures", "_static"]
 
 smartquotes = False  # it would turn the two hyphens of an option into a dash
 maximum_signature_line_length = 88
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"uneven {version}"
 html_theme_options = {"source_repository": os.environ.get("UNEVEN_REPOSITORY", ""), "source_branch": "main"}
 

@@ -33,6 +33,8 @@ CODE = re.compile(
 COMMENT = re.compile(r"(?:^\s*|  )(#)(?: |$)(.*)")
 LITERAL_BLOCK = re.compile(r"(?<=::\n)(\s*\n|(?P<indent> +)\S.*\n(?:(?P=indent).*(?:\n|\Z)|\s*\n)*)+")
 ZERO = ("first", "help")
+FIRST = [ROOT / "docs" / name for name in ("getting-started", "compare")]
+"""The folders of pages that a visitor reads first."""
 Node = ast.Expr | ast.Raise | ast.Constant | ast.JoinedStr
 
 
@@ -140,13 +142,14 @@ def help_of(command: click.Command, name: str) -> Iterator[Prose]:
 
 @cache
 def area(name: str) -> tuple[Prose, ...]:
-    start = ROOT / "docs" / "start.md"
+    docs = ROOT / "docs"
+    first = [docs / "index.md", docs / "start.md", *(path for folder in FIRST for path in sorted(folder.glob("*.md")))]
     if name == "first":
-        return tuple(pages([ROOT / "README.md", start]))
+        return tuple(pages([ROOT / "README.md", ROOT / "CHANGELOG.md", *first]))
     if name == "help":
         return tuple(helps())
     if name == "docs":
-        return tuple(pages([path for path in sorted((ROOT / "docs").rglob("*.md")) if path != start]))
+        return tuple(pages([path for path in sorted(docs.rglob("*.md")) if path not in first]))
     kinds = {"source": (docstrings, comments), "errors": (messages,)}[name]
     return tuple(
         Prose(place, line, prose(text))

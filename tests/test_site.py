@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import uneven
 
-API = Path(__file__).parents[1] / "docs" / "api"
+DOCS = Path(__file__).parents[1] / "docs"
+API = DOCS / "api"
 
 
 def test_every_public_name_is_on_a_page_of_the_api() -> None:
@@ -26,3 +28,8 @@ def test_every_package_with_public_names_has_a_page() -> None:
     packages = [path.parent.name for path in source.glob("*/__init__.py") if "__all__" in path.read_text()]
     assert packages
     assert [name for name in packages if f"automodule:: uneven.{name}\n" not in pages] == []
+
+
+def test_the_drawing_of_the_concepts_is_that_of_its_script() -> None:
+    drawn = runpy.run_path(str(DOCS / "pictures" / "concepts.py"))["drawn"]()
+    assert (DOCS / "pictures" / "concepts.svg").read_text() == drawn, "run `python docs/pictures/concepts.py`"
