@@ -13,7 +13,7 @@ PICTURE = Path(__file__).with_name("concepts.svg")
 SHARES = (248, 156, 75, 33)
 """Samples of each worker, from the quickstart's run."""
 COLOURS = ("#0173b2", "#de8f05", "#029e73", "#cc78bc")
-WIDTH, HEIGHT = 900, 470
+WIDTH, HEIGHT = 900, 452
 LEFT, BAR = 40, 600
 """Where the global batch begins, and its width."""
 INK, SOFT = "#222", "#666"
@@ -91,7 +91,7 @@ def around() -> Iterator[str]:
     yield text(right + 95, 284, "decides the next split", 13, "middle", ink=SOFT)
     yield arrow((LEFT + BAR - 4, 267), (right - 4, 267))
     yield text(LEFT + BAR + 26, 258, "speeds", 13, "middle", ink=SOFT)
-    yield arrow((right + 160, 234), (right + 160, 40), (LEFT + 236, 29))
+    yield arrow((right + 160, 234), (right + 160, 29), (LEFT + 215, 29))
     yield arrow((LEFT + BAR / 2, 292), (LEFT + BAR / 2, 330))
     yield box(LEFT + 6, 334, BAR - 12, 104, "#f6f6f6")
     yield text(LEFT + 22, 358, "Run directory", weight=700)
