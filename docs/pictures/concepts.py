@@ -1,6 +1,7 @@
 """Draws ``concepts.svg``, the picture of docs/getting-started/concepts.md: ``python docs/pictures/concepts.py``.
 
-The file has its own white ground, so it reads on light and on dark pages. ``tests/test_site.py`` compares it with this script.
+The file has its own white ground, so it reads on light and on dark pages. ``tests/test_site.py`` compares it with
+this script.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ LEFT, BAR = 40, 600
 INK, SOFT = "#222", "#666"
 
 
-def text(x: float, y: float, words: str, size: int = 15, anchor: str = "start", weight: int = 400, ink: str = INK) -> str:
+def text(
+    x: float, y: float, words: str, size: int = 15, anchor: str = "start", weight: int = 400, ink: str = INK
+) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
         f'fill="{ink}">{words}</text>'
