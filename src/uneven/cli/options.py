@@ -216,7 +216,7 @@ LogTo = Annotated[
     typer.Option(
         "--log-to",
         metavar="TOOL:WHERE",
-        help="Log curves to tensorboard:FOLDER, wandb:FOLDER or mlflow:FOLDER. Repeatable.",
+        help="Log to tensorboard:FOLDER, wandb:FOLDER, mlflow:FOLDER or otel:URL. Repeatable.",
         show_default=False,
     ),
 ]

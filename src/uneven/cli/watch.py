@@ -27,6 +27,15 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the run as it is now, and end.")] = False,
     form: answer.Format = answer.Form.TEXT,
     log_to: LogTo = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus",
+            metavar="[HOST:]PORT",
+            help="Serve metrics for Prometheus until Ctrl-C. [default host: 127.0.0.1]",
+            show_default=False,
+        ),
+    ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a live page on 127.0.0.1 instead.")] = False,
     port: Annotated[
         int,
@@ -47,7 +56,8 @@ def watch(
     With --web it prints the address of a page with the charts of `uneven report`, updated live. The address has a
     token; requests without the token are rejected. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
 
-    With --log-to it also sends the run to experiment trackers, live.
+    With --log-to it also sends the run to experiment trackers, live. With --prometheus it also serves the figures as
+    metrics, and does not end with the run.
 
     \b
     Examples:
@@ -56,10 +66,12 @@ def watch(
       uneven watch --web           in the browser, until Ctrl-C
       uneven watch --once --format json
       uneven watch --log-to tensorboard:curves --log-to wandb:curves
+      uneven watch --prometheus 9400
     """
     from uneven.journal.reader import newest_run, rank_paths
     from uneven.journal.report import terminal
     from uneven.journal.report.track.tracking import LiveTracking
+    from uneven.runtime.installed import need
     from uneven.runtime.rundir import SETTINGS
 
     run = run if run is not None else newest_run(started_by=SETTINGS)
@@ -77,12 +89,15 @@ def watch(
         _print_once(run, form)
         return
     if web:
-        if log_to:
-            raise ConfigError("--web with --log-to: start `uneven watch` twice")
+        if log_to or prometheus:
+            other = "--log-to" if log_to else "--prometheus"
+            raise ConfigError(f"--web with {other}: start `uneven watch` twice")
         _serve(run, port, max(every, 0.5))
         return
     tracking = LiveTracking(run.resolve().name, trackers(log_to)) if log_to else None
-    terminal.watch(run, every_s=every, tracking=tracking)
+    if prometheus is not None:
+        need("prometheus", "prometheus_client")
+    terminal.watch(run, every_s=every, tracking=tracking, prometheus=prometheus)
 
 
 def _print_once(run: Path, form: answer.Form) -> None:

@@ -18,6 +18,7 @@ class Exchanged:
     late: Counter[int] = field(default_factory=Counter)  # steps during an exchange → frequency; 0: training waited
     sent_bytes: int = 0  # computed from the shape of each exchange
     dropped: int = 0  # exchanges skipped because one was in progress
+    lost: int = 0  # samples of exchanges that came too late for their step
     gap_most: float = 0  # most steps of a thread between two exchanges
     _gaps: float = 0
     _distance: float = 0.0
@@ -28,6 +29,8 @@ class Exchanged:
         self.late[record.late] += 1
         self.sent_bytes += record.sent_bytes
         self.dropped += record.dropped
+        # In the background a dropped exchange is skipped, and its samples are in the next one.
+        self.lost += record.samples if record.dropped and record.moment == "step" else 0
         gap = record.gap / record.threads
         self.gap_most = max(self.gap_most, gap)
         self._gaps += gap

@@ -52,6 +52,7 @@ def recorded_pace(settings: Mapping[str, Any]) -> Pace | None:
 
 
 NAN = float("nan")
+PHASES = ("data", "compute", "wait", "communicate")  # of a step; they do not overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

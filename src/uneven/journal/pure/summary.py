@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from uneven.journal.pure.metrics import NAN, Iteration, Timing, ratio
+from uneven.journal.pure.metrics import NAN, PHASES, Iteration, Timing, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,7 @@ class _Sums:
         return self.data_s + self.compute_s + self.wait_s + self.communicate_s
 
     def shares(self) -> dict[str, float]:
-        parts = ("data", "compute", "wait", "communicate", "control")
-        return {f"{part}_share": ratio(getattr(self, f"{part}_s"), self.total_s) for part in parts}
+        return {f"{part}_share": ratio(getattr(self, f"{part}_s"), self.total_s) for part in (*PHASES, "control")}
 
 
 @dataclass(slots=True)

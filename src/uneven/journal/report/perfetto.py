@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import JournalError, access
-from uneven.journal.pure.metrics import Iteration, Timing
+from uneven.journal.pure.metrics import PHASES, Iteration, Timing
 from uneven.journal.reader import read
 from uneven.journal.report.pure.chart_series import RunData, run_data
 from uneven.journal.report.screen import split_message
@@ -84,17 +84,11 @@ def _names(data: RunData) -> Iterator[Event]:
 
 
 def _slices(one: Iteration, timing: Timing, start_us: float) -> Iterator[Event]:
-    parts = (
-        ("data", timing.data_s),
-        ("compute", timing.compute_s),
-        ("wait", timing.wait_s),
-        ("communicate", timing.communicate_s),
-    )
     args = {"iteration": timing.newest if one.apart else one.iteration, "epoch": one.epoch, "samples": timing.batch}
     # The order is a simplification: the journal has only lengths, and the optimizer runs after the exchange.
-    for name, length_s in parts:
-        if length_s > 0:
-            length_us = length_s * 1e6
+    for name in PHASES:
+        length_us = getattr(timing, f"{name}_s") * 1e6
+        if length_us > 0:
             yield {
                 "ph": "X",
                 "pid": _WORKERS,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -23,23 +25,28 @@ PLAIN_LINE_EVERY_S = 10.0  # interval of lines if the output is not a terminal
 
 
 class WatchedRun:
-    """A run directory, whose journal may appear later, and its state; ``tracking`` also gets all records."""
+    """A run directory, whose journal may appear later, and its state; ``tracking`` also gets all records.
+
+    Other threads read the state with ``lock``.
+    """
 
     def __init__(self, run: Path, tracking: LiveTracking | None = None) -> None:
         self.run = run
         self._tracking = tracking
+        self.lock = threading.Lock()
         self.state = RunProgress()
         self._follower = Follower(run)
 
     def update(self) -> RunProgress:
-        self._feed()
-        if self.state.rewound:
-            # A resumed run repeats iterations that were counted, so start again from the beginning.
-            self.state, self._follower = RunProgress(), Follower(self.run)
-            if self._tracking is not None:
-                self._tracking.rewind()
+        with self.lock:
             self._feed()
-        return self.state
+            if self.state.rewound:
+                # A resumed run repeats iterations that were counted, so start again from the beginning.
+                self.state, self._follower = RunProgress(), Follower(self.run)
+                if self._tracking is not None:
+                    self._tracking.rewind()
+                self._feed()
+            return self.state
 
     def _feed(self) -> None:
         records = list(self._follower.poll())
@@ -59,6 +66,7 @@ def watch(
     console: Console | None = None,
     stop: Callable[[], bool] | None = None,
     tracking: LiveTracking | None = None,
+    prometheus: str | None = None,
 ) -> RunProgress:
     """Show a run until it has ended, was stopped, or Ctrl-C; then print its final table.
 
@@ -68,43 +76,63 @@ def watch(
         console: the output; by default the standard output.
         tracking: gets all records until the end or Ctrl-C.
         stop: called at every update; True ends the view.
+        prometheus: serve metrics at this ``[HOST:]PORT``; then only ``stop`` or Ctrl-C ends the view, so that a run
+            which is resumed has its metrics at the same address.
 
     Returns:
         The state of the final table.
 
     Raises:
         JournalError: no such directory, or the journal cannot be read.
+        ConfigError: the metrics cannot be served there.
     """
     with access(f"look into {run}", JournalError):
         if not run.is_dir():
-            raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
+            raise JournalError(f"no run directory {run}: runs are below runs/ by default")
     console = console or Console()
     watched = WatchedRun(run, tracking)
-    try:
-        _follow(watched, console, every_s, stop or (lambda: False))
-    except KeyboardInterrupt:
-        console.print("No longer watching; the run goes on.", style="dim")
+
+    def ended() -> bool:
+        return bool(stop and stop()) or (prometheus is None and over(watched.state))
+
+    with nullcontext() if prometheus is None else _served(watched, prometheus, console):
+        try:
+            _follow(watched, console, every_s, ended)
+        except KeyboardInterrupt:
+            console.print(f"No longer watching{'' if over(watched.state) else '; the run continues'}.", style="dim")
     watched.end()
     console.print(final(watched.state, run.name, console.width))
     return watched.state
 
 
-def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callable[[], bool]) -> None:
-    if _over(watched.update()) or stop():
+@contextmanager
+def _served(watched: WatchedRun, address: str, console: Console) -> Iterator[None]:
+    from uneven.journal.report.prometheus import served  # here, because its library is an extra
+
+    with served(watched, address) as url:
+        console.print(f"{watched.run.name}: metrics at {url} (until Ctrl-C)")
+        yield
+
+
+def _follow(watched: WatchedRun, console: Console, every_s: float, ended: Callable[[], bool]) -> None:
+    watched.update()
+    if ended():
         watched.update()
         return
+    said = ""
     with Live(console=console, auto_refresh=False, transient=True, screen=False) as view:
         said_s = time.monotonic()
         while True:
-            over = stop() or _over(watched.state)  # before the last update, so that it misses no record
+            last = ended()  # before the last update, so that it misses no record
             state = watched.update()
-            if over:
+            if last:
                 return
             if console.is_terminal:
                 view.update(live(state, watched.run.name, console.width, console.height), refresh=True)
-            elif time.monotonic() - said_s >= PLAIN_LINE_EVERY_S:
+            elif time.monotonic() - said_s >= PLAIN_LINE_EVERY_S and plain_line(state) != said:
                 said_s = time.monotonic()
-                console.print(plain_line(state))
+                said = plain_line(state)
+                console.print(said)
             time.sleep(every_s)
 
 
@@ -120,8 +148,8 @@ def plain_line(state: RunProgress) -> str:
     return f"{line}, {span(left_s)} left" if left_s == left_s else line
 
 
-def _over(state: RunProgress) -> bool:
-    # Processes may have ended without an end record, by a crash or a kill.
+def over(state: RunProgress) -> bool:
+    """Return whether a run has ended, with an end record or by a crash."""
     return state.ended or (bool(state.runs) and all(_gone(run) for run in state.runs.values()))
 
 

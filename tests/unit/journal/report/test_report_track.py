@@ -98,7 +98,7 @@ def test_what_a_resumed_run_repeats_stays_as_it_was_logged_first() -> None:
     ("text", "kind", "message"),
     [
         ("tensorbord:x", UnknownNameError, "'tensorbord'; did you mean 'tensorboard'"),
-        ("mlflow", ConfigError, "--log-to mlflow: say where, for instance mlflow:curves"),
+        ("mlflow", ConfigError, "--log-to mlflow: give a destination, for instance mlflow:curves"),
     ],
 )
 def test_tools_that_cannot_be(text: str, kind: type[ConfigError], message: str) -> None:
@@ -106,10 +106,19 @@ def test_tools_that_cannot_be(text: str, kind: type[ConfigError], message: str) 
         tracker(text)
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_tool_that_is_missing_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"pip install '\.\[{name}\]'"):
+LIBRARIES = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "tensorboard": "torch.utils.tensorboard.writer",
+    "otel": "opentelemetry.context",
+}
+
+
+@pytest.mark.parametrize(("name", "library"), LIBRARIES.items())
+def test_a_tool_that_is_missing_names_the_extra(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, f"{tracking.__package__}.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=rf"{name} is not installed .*pip install '\.\[{name}\]'"):
         tracker(f"{name}:here")
 
 
@@ -120,10 +129,11 @@ def test_nobody_else_imports_these_tools() -> None:
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(
-                name.split(".")[0] in ("wandb", "mlflow") or "tensorboard" in name.split(".")[2:3] for name in names
+                name.split(".")[0] in ("wandb", "mlflow", "opentelemetry") or "tensorboard" in name.split(".")[2:3]
+                for name in names
             ):
                 found.add(path.relative_to(SOURCE).as_posix())
-    assert found == {f"journal/report/track/{name}.py" for name in ("wandb", "mlflow", "tensorboard")}
+    assert found == {f"journal/report/track/{name}.py" for name in ("wandb", "mlflow", "tensorboard", "otel")}
 
 
 SETTINGS: dict[str, Plain] = {"rate": 0.1, "kind": "sgd", "nothing": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uneven.journal.pure.apart import Places
 from uneven.journal.pure.member_changes import LEFT, MemberChanges
 from uneven.journal.pure.messages import END, PLAN, Messages
-from uneven.journal.pure.metrics import NAN, Iteration, Join, Timing, ratio
+from uneven.journal.pure.metrics import NAN, PHASES, Iteration, Join, Timing, ratio
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.pure.summary import Summary, summarize
 from uneven.policy.core.records import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # a Pure module must not import one that reads files
     from uneven.journal.reader import Journal
 
 T = TypeVar("T")
+Dated = TypeVar("Dated", LoadRecord, ScalarRecord, ExchangeRecord, LineRecord)
 Column = list[float]
 
 
@@ -92,34 +93,33 @@ def run_data(journal: Journal, *, each: bool = False) -> RunData:
     """Return all data for pictures; with ``each``, every step of asynchronous workers is an iteration."""
     join = Join()
     join.pieces.each = each
-    for record in journal.records():
+    records = list(journal.records())
+    for record in records:
         join.add(record)
     iterations = join.take(final=True)
-    records = list(journal.records())
     loads: dict[int, list[LoadRecord]] = {}
     scalars: dict[str, list[ScalarRecord]] = {}
     exchanges: dict[int, list[ExchangeRecord]] = {}
     threads: dict[int, dict[int, tuple[int, int]]] = {}
     messages, refreshes = Messages(), Refreshes()
-    for record in records:
-        if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
-            loads.setdefault(record.rank, []).append(record)
-        elif isinstance(record, ScalarRecord) and not join.superseded(record.iteration, record.at_s):
-            if refreshes.add(record):
-                continue
-            scalars.setdefault(record.name, []).append(record)
-        elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
-            exchanges.setdefault(record.rank, []).append(record)
-        elif isinstance(record, LineRecord) and not join.superseded(record.iteration, record.at_s):
-            messages.add(record)
-        elif (
-            isinstance(record, StepRecord)
-            and record.threads > 1
-            and not join.superseded(record.iteration, record.ended_at_s)
-        ):
-            of_rank = threads.setdefault(record.rank, {})
-            steps, samples = of_rank.get(record.thread, (0, 0))
-            of_rank[record.thread] = (steps + 1, samples + record.batch)
+
+    def kept(kind: type[Dated]) -> Iterator[Dated]:
+        return (r for r in records if isinstance(r, kind) and not join.superseded(r.iteration, r.at_s))
+
+    for load in kept(LoadRecord):
+        loads.setdefault(load.rank, []).append(load)
+    for scalar in kept(ScalarRecord):
+        if not refreshes.add(scalar):
+            scalars.setdefault(scalar.name, []).append(scalar)
+    for exchange in kept(ExchangeRecord):
+        exchanges.setdefault(exchange.rank, []).append(exchange)
+    for line in kept(LineRecord):
+        messages.add(line)
+    for step in (r for r in records if isinstance(r, StepRecord) and r.threads > 1):
+        if not join.superseded(step.iteration, step.ended_at_s):
+            of_rank = threads.setdefault(step.rank, {})
+            steps, samples = of_rank.get(step.thread, (0, 0))
+            of_rank[step.thread] = (steps + 1, samples + step.batch)
     events = [r for r in records if isinstance(r, EventRecord) and r.event not in (PLAN, END)]
     changes = join.changes
     if join.apart and iterations:
@@ -203,8 +203,8 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
         steps = sum(t.steps for t in timings)
         series.share_percent.append(100 * ratio(samples, of))
-        for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
-            getattr(series, name).append(_mean_of(timings, name))
+        for phase in PHASES:
+            getattr(series, f"{phase}_s").append(_mean_of(timings, f"{phase}_s"))
         series.passes.append(ratio(sum(t.passes for t in timings), len(timings)))
         series.batch.append(ratio(samples, steps))
         series.own_s.append(ratio(own_s, steps))

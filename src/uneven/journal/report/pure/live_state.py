@@ -42,10 +42,16 @@ class RunProgress:
     refreshes: Refreshes = field(default_factory=Refreshes)  # of preconditioners, by owner
     exchanged: Exchanged = field(default_factory=Exchanged)  # parameter exchanges of all workers, without gradients
     threads: Counter[tuple[int, int]] = field(default_factory=Counter)  # (rank, thread) → steps, if it has several
+    steps: Counter[int] = field(default_factory=Counter)  # by rank, with those that a resumed run repeats
+    samples: Counter[int] = field(default_factory=Counter)  # of these steps
+    repeated: int = 0  # samples of steps that a resumed run repeats
+    happened: Counter[str] = field(default_factory=Counter)  # events by name
     planned: int | None = None  # iterations of the whole run; None if unknown
     last: Iteration | None = None  # newest finished iteration
     newest_s: float = NAN  # Unix time of the newest iteration
     changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership
+    _newest: dict[int, int] = field(default_factory=dict)  # rank → its greatest step
+    _before: dict[int, int] = field(default_factory=dict)  # the same, when its newest life began
     _ended: set[int] = field(default_factory=set)
     _left: set[int] = field(default_factory=set)
     _join: Join = field(default_factory=Join)
@@ -68,10 +74,10 @@ class RunProgress:
 
     def _note(self, record: Record) -> None:
         if isinstance(record, StepRecord):
-            if record.threads > 1:
-                self.threads[record.rank, record.thread] += 1
+            self._note_step(record)
         elif isinstance(record, RunRecord):
             self.runs[record.rank] = record
+            self._before[record.rank] = self._newest.get(record.rank, -1)
             self._ended.discard(record.rank)
         elif isinstance(record, LoadRecord):
             self.loads[record.rank] = record
@@ -91,6 +97,15 @@ class RunProgress:
         elif isinstance(record, EventRecord):
             self._note_event(record)
 
+    def _note_step(self, step: StepRecord) -> None:
+        if step.threads > 1:
+            self.threads[step.rank, step.thread] += 1
+        self.steps[step.rank] += 1
+        self.samples[step.rank] += step.batch
+        if step.iteration <= self._before.get(step.rank, -1):
+            self.repeated += step.batch
+        self._newest[step.rank] = max(step.iteration, self._newest.get(step.rank, -1))
+
     def _note_event(self, event: EventRecord) -> None:
         plan = planned_iterations(event)
         if plan is not None:
@@ -101,6 +116,7 @@ class RunProgress:
                 self._left.add(event.rank)
         else:
             self.events.append(event)
+            self.happened[event.event] += 1
 
     @property
     def apart(self) -> bool:
@@ -125,6 +141,12 @@ class RunProgress:
     def gone(self) -> frozenset[int]:
         """The workers that have left or failed while the others continued."""
         return self.changes.gone | self._left
+
+    @property
+    def members(self) -> int:
+        """The number of workers that take part."""
+        changes = self.changes.all
+        return len(changes[-1].members) if changes else len(self.runs)
 
     def shares(self) -> dict[int, int]:
         """Return samples by rank in the newest full iteration; if asynchronous, recent shares of a global batch."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from uneven.journal.pure.apart import Places
-from uneven.journal.pure.metrics import Iteration, Join
+from uneven.journal.pure.metrics import PHASES, Iteration, Join
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.pure.summary import Summary
 from uneven.journal.report.pure.chart_series import one_each
@@ -33,7 +33,7 @@ class PointStream:
     """The measured and logged values of a session, by iteration.
 
     ``user/…`` are values that the script logged (the weighted mean over workers), ``run/…`` the iteration's duration
-    and throughput, ``rank N/…`` share, speed, compute, wait and communicate of a worker. For asynchronous workers, an
+    and throughput, ``rank N/…`` a worker's share, speed and time in each phase. For asynchronous workers, an
     iteration is a piece as large as the global batch (``journal.pure.apart``).
 
     Attributes:
@@ -126,13 +126,8 @@ def _measured(one: Iteration, seen: set[int]) -> list[LoggedValue]:
         found.append(LoggedValue("run/iteration_s", one.whole_s, *at))
         found.append(LoggedValue("run/samples_per_s", one.global_batch / one.duration_s, *at))
     for rank, timing in one.timings.items():
-        columns = {
-            "share": float(timing.batch),
-            "speed_per_s": timing.speed_per_s,
-            "compute_s": timing.compute_s / timing.steps,
-            "wait_s": timing.wait_s / timing.steps,
-            "communicate_s": timing.communicate_s / timing.steps,
-        }
+        columns = {"share": float(timing.batch), "speed_per_s": timing.speed_per_s}
+        columns |= {f"{phase}_s": getattr(timing, f"{phase}_s") / timing.steps for phase in PHASES}
         found += [LoggedValue(f"rank {rank}/{column}", value, *at) for column, value in columns.items()]
     if one.apart:  # a known worker without a step in this piece has share 0
         found += [LoggedValue(f"rank {rank}/share", 0.0, *at) for rank in sorted(seen - one.timings.keys())]

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, access, install_hint
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from uneven.errors import access
 from uneven.journal.report.pure.points import LoggedValue, Plain
 from uneven.journal.report.track.tracker import TrackedRun, Tracker
 
@@ -24,10 +27,6 @@ class MLflow(Tracker):
     """
 
     def __init__(self, where: str) -> None:
-        try:
-            from mlflow import MlflowClient
-        except ImportError as error:
-            raise ConfigError(f"MLflow is not installed ({error}): {install_hint('.[mlflow]')}") from error
         if "://" not in where:
             with access(f"write to {where} (another folder can be named with --log-to)"):
                 Path(where).mkdir(parents=True, exist_ok=True)
@@ -36,8 +35,6 @@ class MLflow(Tracker):
             self._client: Any = MlflowClient(tracking_uri=where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        from mlflow.entities import Param
-
         experiment = group or _EXPERIMENT
         known = self._client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else self._client.create_experiment(experiment)
@@ -52,8 +49,6 @@ class _MlflowRun(TrackedRun):
         self._run = run
 
     def add(self, points: Sequence[LoggedValue]) -> None:
-        from mlflow.entities import Metric
-
         values = [Metric(_fit(one.name), one.value, int(one.at_s * 1000), one.step) for one in points]
         for start in range(0, len(values), _AT_ONCE):
             self._client.log_batch(self._run, metrics=values[start : start + _AT_ONCE])

@@ -7,7 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uneven.errors import ConfigError, access, install_hint
+from torch.utils.tensorboard.summary import hparams, scalar
+from torch.utils.tensorboard.writer import FileWriter
+
+from uneven.errors import access
 from uneven.journal.report.pure.points import LoggedValue, Plain
 from uneven.journal.report.track.tracker import TrackedRun, Tracker
 
@@ -16,11 +19,6 @@ class TensorBoard(Tracker):
     """A folder with a subfolder for each run; files of an earlier run of the same name are replaced."""
 
     def __init__(self, where: str) -> None:
-        try:
-            from torch.utils.tensorboard.writer import FileWriter
-        except ImportError as error:
-            raise ConfigError(f"TensorBoard is not installed ({error}): {install_hint('.[tensorboard]')}") from error
-        self._writer = FileWriter
         self._folder = Path(where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
@@ -29,26 +27,22 @@ class TensorBoard(Tracker):
             home.mkdir(parents=True, exist_ok=True)
             for old in home.glob("events.out.tfevents.*"):
                 old.unlink()
-            return _EventFile(self._writer(str(home)), settings)
+            return _EventFile(FileWriter(str(home)), settings)
 
 
 class _EventFile(TrackedRun):
-    def __init__(self, writer: object, settings: Mapping[str, Plain]) -> None:
-        self._writer: object = writer
+    def __init__(self, writer: FileWriter, settings: Mapping[str, Plain]) -> None:
+        self._writer = writer
         self._settings = {key: "none" if value is None else value for key, value in settings.items()}
 
     def add(self, points: Sequence[LoggedValue]) -> None:
-        from torch.utils.tensorboard.summary import scalar
-
         for point in points:
-            self._writer.add_summary(scalar(point.name, point.value), point.step, point.at_s)  # type: ignore[attr-defined]
-        self._writer.flush()  # type: ignore[attr-defined]
+            self._writer.add_summary(scalar(point.name, point.value), point.step, point.at_s)
+        self._writer.flush()
 
     def end(self, results: Mapping[str, float]) -> None:
-        from torch.utils.tensorboard.summary import hparams, scalar
-
         for summary in hparams(self._settings, dict(results)):
-            self._writer.add_summary(summary)  # type: ignore[attr-defined]
+            self._writer.add_summary(summary)
         for name, value in results.items():
-            self._writer.add_summary(scalar(name, value))  # type: ignore[attr-defined]
-        self._writer.close()  # type: ignore[attr-defined]
+            self._writer.add_summary(scalar(name, value))
+        self._writer.close()

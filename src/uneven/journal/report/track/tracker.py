@@ -7,14 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError, install_hint
 from uneven.journal.report.pure.points import LoggedValue, Plain
 
-_WHERE = {
-    "tensorboard": "uneven.journal.report.track.tensorboard:TensorBoard",
-    "wandb": "uneven.journal.report.track.wandb:WeightsAndBiases",
-    "mlflow": "uneven.journal.report.track.mlflow:MLflow",
-}
+# Each is a module of this package, and the extra that brings its library.
+_CLASSES = {"tensorboard": "TensorBoard", "wandb": "WeightsAndBiases", "mlflow": "MLflow", "otel": "OpenTelemetry"}
 
 
 class TrackedRun(ABC):
@@ -30,11 +27,7 @@ class TrackedRun(ABC):
 
 
 class Tracker(ABC):
-    """An experiment tracker at ``where``: a folder, or an address if it has servers.
-
-    Raises:
-        ConfigError: it is not installed; the message names the extra.
-    """
+    """An experiment tracker at ``where``: a folder, or an address if it has servers."""
 
     @abstractmethod
     def __init__(self, where: str) -> None: ...
@@ -45,17 +38,20 @@ class Tracker(ABC):
 
 
 def tracker(text: str) -> Tracker:
-    """Return the tracker of ``"tensorboard:FOLDER"``, ``"wandb:FOLDER"`` or ``"mlflow:FOLDER"``.
+    """Return the tracker of ``"tensorboard:FOLDER"``, ``"wandb:FOLDER"``, ``"mlflow:FOLDER"`` or ``"otel:URL"``.
 
-    Raises ConfigError for another form or a missing library, UnknownNameError for another tracker.
+    Raises ConfigError for another form or a missing library (it names the extra), UnknownNameError for another tracker.
     """
     name, colon, where = text.partition(":")
-    if name not in _WHERE:
-        raise UnknownNameError("tool for curves", name, _WHERE)
+    if name not in _CLASSES:
+        raise UnknownNameError("tracker", name, _CLASSES)
     if not colon or not where:
-        raise ConfigError(f"--log-to {text}: say where, for instance {name}:curves")
-    module, _, kind = _WHERE[name].partition(":")
-    found: Tracker = getattr(importlib.import_module(module), kind)(where)
+        raise ConfigError(f"--log-to {text}: give a destination, for instance {name}:curves")
+    try:
+        module = importlib.import_module(f"uneven.journal.report.track.{name}")
+    except ImportError as error:
+        raise ConfigError(f"{name} is not installed ({error}): {install_hint(f'.[{name}]')}") from error
+    found: Tracker = getattr(module, _CLASSES[name])(where)
     return found
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, access, install_hint
+import wandb
+
+from uneven.errors import access
 from uneven.journal.report.pure.points import LoggedValue, Plain
 from uneven.journal.report.track.tracker import TrackedRun, Tracker, by_step
 
@@ -16,17 +18,12 @@ class WeightsAndBiases(Tracker):
     """A folder for runs; their project is WANDB_PROJECT, or ``uneven``."""
 
     def __init__(self, where: str) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigError(f"Weights & Biases is not installed ({error}): {install_hint('.[wandb]')}") from error
-        self._wandb: Any = wandb
         self._folder = Path(where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
         with access(f"write to {self._folder} (another folder can be named with --log-to)"):
             self._folder.mkdir(parents=True, exist_ok=True)
-        run = self._wandb.init(
+        run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "uneven"),
             mode=os.environ.get("WANDB_MODE", "offline"),
             name=name,
@@ -34,7 +31,7 @@ class WeightsAndBiases(Tracker):
             config=dict(settings),
             dir=str(self._folder),
             reinit="create_new",  # other runs may still be open
-            settings=self._wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off"),
         )
         return _WandbRun(run)
 
