@@ -84,7 +84,7 @@ def page(table: Sequence[MemberRow], state: RunState, metric: str, directory: Pa
             (f"{state.wall_s:,.0f} s", "took"),
             (str(len(state.plan)), "flotillas"),
             (f"{state.prepared:,}", "samples prepared"),
-            (f"{state.preprocess_cpu_s:,.0f} s", "processor time for it"),
+            (f"{state.preprocess_cpu_s:,.0f} s", "processor time for preparing"),
         ]
     )
     made.table("Members", _members(table, state, metric))

@@ -43,18 +43,18 @@ def page(index: VideoIndex, stream: str, classes: Sequence[str] = ()) -> str:
     )
     found.cards(_cards(counts, setting))
     found.figure(
-        "What could be chosen",
+        "Settings that reach the targets",
         _tried(setting),
-        "Each point is a setting that was tried; lower left is "
-        "cheaper. Costs are shares of what the truth network would compute on every object.",
+        "One point for each setting that was tried. Points to the lower left are cheaper. A cost of 1 is the truth "
+        "network on every object.",
     )
     found.table(
-        "What queries reach",
+        "Recall and precision of queries",
         _results(index, setting),
-        "On the part of the sample that no network was trained "
-        "on, in frames. At least: with 95 % confidence, appearances counted as independent.",
+        "In frames of the sample that no network was trained on. At least: the bound with 95 % confidence, if "
+        "appearances are independent.",
     )
-    found.table("What each step cost", _prices(store, counts, setting))
+    found.table("Cost of each step", _prices(store, counts, setting))
     for name in classes or index.classes:
         centroids = store.judged(index.classes.index(name))
         if centroids:

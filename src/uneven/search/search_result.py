@@ -46,15 +46,15 @@ def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: S
     made.table("Trials", _trials(rows, terms))
     made.figure(f"{terms.metric} by training", _curves(rows, reports, terms))
     if len(rows) > 1 and _numbers(rows):
-        made.figure("Settings and what came of them", _parallel(rows, terms), "One line is one trial.")
+        made.figure("Settings and results", _parallel(rows, terms), "One line for each trial.")
     mattered = importance(rows)
     if mattered:
         table = PageTable(("setting", "rank correlation"), [(name, f"{share:+.2f}") for name, share in mattered])
-        made.table("Which settings mattered", table)
+        made.table("Settings that matter", table)
     spans = stretches(events)
     if spans:
         devices = 1 + max(number for span in spans for number in span.devices)
-        made.figure("Who had which device", gantt(spans, devices, max(span.end_s for span in spans)))
+        made.figure("Devices over time", gantt(spans, devices, max(span.end_s for span in spans)))
     return made.html()
 
 

@@ -108,9 +108,9 @@ def test_the_terminal_follows_numbers_and_the_run_goes_on_without_worker_0() -> 
     console.print(final(state, "r", 110))
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
-    assert "2 workers  ·  1 came  ·  2 went  ·  300 ms the longest pause" in said
+    assert "2 workers  ·  1 joined  ·  2 left  ·  300 ms longest pause" in said
     assert [line.split()[3] for line in said.splitlines() if line.strip().startswith(("0 h", "1 h"))] == ["gone"] * 2
-    assert "worker 1 is gone: it was killed; 2 go on after 200 ms" in said
+    assert "worker 1 is gone: it was killed; 2 continue after 200 ms" in said
 
 
 def test_the_report_shows_who_was_there(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_report_shows_who_was_there(tmp_path: Path) -> None:
     bars = {one["y"][0]: (one["base"], one["x"]) for one in figure["data"] if one["type"] == "bar"}
     assert bars == {0: ([0.0], [12.0]), 1: ([0.0], [6.0]), 2: ([0.0], [14.0]), 3: ([9.0], [5.0])}
     marks = {one["name"]: one["y"] for one in figure["data"] if one["type"] == "scatter"}
-    assert marks == {"has joined": [3], "was told to leave": [0], "was lost": [1]}
+    assert marks == {"joined": [3], "left on request": [0], "lost": [1]}
     assert [row[1:7] for row in rows(data)] == [
         ("5", "–", "1", "2", "300 ms", "0.3"),
         ("8", "3", "–", "3", "100 ms", "0.1"),
@@ -128,5 +128,5 @@ def test_the_report_shows_who_was_there(tmp_path: Path) -> None:
     ]  # fmt: skip
     page = html.report(run)
     assert "4 workers, 2 to 3 at a time" in page
-    assert "Workers that came and went" in page
+    assert "Workers that joined and left" in page
     assert "worker 1 is gone: it was killed" in page

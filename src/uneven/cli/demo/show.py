@@ -125,7 +125,7 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
     try:
         need("report", "plotly")
     except ConfigError as error:
-        console.print(f"No page with pictures: {error}")
+        console.print(f"No HTML report: {error}")
         return
     text = comparison.comparison(
         {one.name: one.run for one in phases}, page.PageTable(_COLUMNS, rows(phases)), title="uneven demo", lead=lead

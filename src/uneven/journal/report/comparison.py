@@ -16,10 +16,9 @@ from uneven.journal.report.pure.text import count, percent, seconds
 
 _EACH_UP_TO = 8  # with more workers, only the least and the greatest value are shown
 _APART_NOTE = (
-    "Where each worker takes steps of its own, a global batch is as many samples as one has, whoever took them, and "
-    "every step counts when it ended; elsewhere it is an iteration."
+    "If the workers of a run take separate steps, a global batch is a number of samples from any workers, and a step "
+    "counts at its end. In other runs it is an iteration."
 )
-_AREAS_NOTE = "A worker that waits is faster than its share asks of it; the one that does not is the straggler."
 
 
 def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
@@ -36,7 +35,7 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
     twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise JournalError(f"{', '.join(map(str, paths))}: give different runs to compare")
+        raise JournalError(f"{', '.join(map(str, paths))}: name each run once")
     names = [path.resolve().name for path in paths]
     return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
 
@@ -55,13 +54,13 @@ def comparison_page(
     page = Page(title, lead)
     page.table("Results", table or summary_table(data), "" if table else summary_note(data))
     page.figure(
-        "Where the time of a step goes", figures.mean_bars(data), f"Mean over the run, on one scale. {_AREAS_NOTE}"
+        "Where the time of a step goes", figures.mean_bars(data), f"Mean over the run, on one scale. {html.STRAGGLER}"
     )
     apart = any(one.apart for one in data.values())
     page.figure(
         f"Time per {iteration_name(apart)}",
         figures.durations(data),
-        "Dashed: each run's limit, at the speeds measured just then." + (f" {_APART_NOTE}" if apart else ""),
+        "Dashed: each run's limit, from the speeds measured at that time." + (f" {_APART_NOTE}" if apart else ""),
     )
     for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
         page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
@@ -101,7 +100,7 @@ def summary_table(runs: Mapping[str, RunData]) -> PageTable:
 def summary_note(runs: Mapping[str, RunData]) -> str:
     if not any(run.apart for run in runs.values()):
         return ""
-    return f"Times and samples/s are means over all of the time. {_APART_NOTE}"
+    return f"Times and samples/s are means over the whole time. {_APART_NOTE}"
 
 
 def _times(run: RunData, apart: bool) -> tuple[float, float]:

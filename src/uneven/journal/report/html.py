@@ -17,24 +17,24 @@ from uneven.journal.report.pure.text import count, percent, seconds, size, span
 from uneven.journal.report.screen import change_message, split_message
 
 _EVENTS = 500
+STRAGGLER = "A worker that waits is too fast for its share. The worker that does not wait is the straggler."
+_MEAN = "Each point is the mean over several steps."
 _AREAS_NOTE = (
-    "Mean over neighbouring steps. A worker that waits is faster than its share asks of it; the one that "
-    "does not is the straggler. Communication is what the backward pass could not hide, taken from the "
-    "worker that arrived last."
+    f"{_MEAN} {STRAGGLER} Communication is the part of the exchange that the backward pass does not hide. The worker "
+    "that arrives last measures it."
 )
 _APART_AREAS_NOTES = {
-    False: "Mean over neighbouring steps of a worker. Nobody waits for anybody: communication is what an exchange has "
-    "held a step up.",
-    True: "Mean over neighbouring steps of a worker. Communication is the shortest exchange among the steps that ended "
-    "at about that time; what another takes longer is taken for waiting.",
+    False: f"{_MEAN} No worker waits for another. Communication is the time in which an exchange delays a step.",
+    True: f"{_MEAN} Communication is the shortest exchange among the steps that end at about the same time. The rest "
+    "of a longer exchange counts as waiting.",
 }
 _SHARES_NOTE = {
-    False: "How much of every iteration each worker takes; a flat line is a split that stays.",
-    True: "How much of all that was taken just then each worker has taken, by when its steps ended.",
+    False: "Each worker's part of an iteration. A line is flat while the split stays the same.",
+    True: "Each worker's part of the samples that all workers took at about the same time.",
 }
 _LIMIT = {
-    False: "all finish together and communication is free",
-    True: "all compute all the time and communication is free",
+    False: "all workers finish together and communication is free",
+    True: "all workers compute all the time and communication is free",
 }
 
 
@@ -51,13 +51,13 @@ def page_of(data: RunData) -> Page:
     series = figures.all_series(data)
     page = Page(f"Run {data.name}", _lead(data), advice(data.summary, data.runs[0].settings if 0 in data.runs else {}))
     page.cards(_cards(data))
-    page.table("Workers", _worker_table(data), f"Shares of the time of a worker's own steps.{_apart_note(data)}")
+    page.table("Workers", _worker_table(data), f"Percentages are of a worker's own step time.{_apart_note(data)}")
     _add_members(page, data)
     page.figure(
         "Cost of a batch, measured before the start",
         snapshot.cost_curves(data),
-        "One line per worker, both axes logarithmic: flat where a smaller batch gains nothing, a cross where the "
-        "memory did not suffice.",
+        "One line for each worker, on logarithmic axes. Along a flat part a smaller batch is not faster. A cross marks "
+        "a batch that does not fit in memory.",
     )
     if data.iterations:
         areas = figures.time_areas(data, series, figures.common_top_s([series]))
@@ -70,11 +70,11 @@ def page_of(data: RunData) -> Page:
         page.figure(
             f"Time per {data.iteration_name}",
             figures.durations({data.name: data}),
-            ("How long all workers together need for as many samples as a global batch has. " if data.apart else "")
-            + f"Dashed, the limit: {_LIMIT[data.apart]}, at the speeds measured just then.",
+            ("The time in which all workers together take the samples of a global batch. " if data.apart else "")
+            + f"Dashed: the limit, if {_LIMIT[data.apart]}, from the speeds measured at that time.",
         )
     for name, figure in figures.scalars(data).items():
-        page.figure(name, figure, "As logged by the script.")
+        page.figure(name, figure, "The script logged these values. A value is the mean over the workers.")
     _add_exchanges(page, data)
     _add_messages(page, data)
     _add_refreshes(page, data)
@@ -93,8 +93,8 @@ def _apart_note(run: RunData) -> str:
     if not run.apart:
         return ""
     return (
-        " Each takes steps of its own: samples/s is what it computes by itself, and samples over all of the time, "
-        "added up over all workers, are above."
+        " Each worker takes separate steps, and samples/s is its own speed. The samples/s above are of all workers "
+        "over the whole time."
     )
 
 
@@ -102,28 +102,28 @@ def _add_members(page: Page, data: RunData) -> None:
     if not data.changes:
         return
     page.figure(
-        "Who was there",
+        "Members over time",
         member_rows.band(data),
-        "A bar for each worker while it took part. The pause of each change is in the table below.",
+        "One bar for each worker while it takes part. The table below has the pause of each change.",
     )
-    columns = ("after", data.iteration_name, "came", "went", "workers", "pause", "in steps", "why")
+    columns = ("after", data.iteration_name, "joined", "left", "workers", "pause", "in steps", "reason")
     border = (
-        "Global batch: how many all together had taken. "
+        "Global batch: the number that all workers together had taken. "
         if data.apart
-        else "Iteration: the first one that is split among the workers that are there then. "
+        else "Iteration: the first one that is divided among the new members. "
     )
     page.table(
-        "Workers that came and went",
+        "Workers that joined and left",
         PageTable(columns, member_rows.rows(data), text=frozenset({2, 3, 7})),
-        f"{border}Pause: the longest that anybody who stayed has seen, from when it knew until the new members had "
-        "met; in steps: how many of the usual ones around it.",
+        f"{border}Pause: the longest of a remaining worker, from its notice of the change until the new members have "
+        "met. In steps: the pause divided by the usual duration of a step at that time.",
     )
 
 
 def _add_exchanges(page: Page, data: RunData) -> None:
     if not data.exchanges:
         return
-    columns = ("rank", "exchanges", "steps apart", "at most", "took", "sent", "distance", "not begun", "steps stale")
+    columns = ("rank", "exchanges", "steps apart", "at most", "took", "sent", "distance", "skipped", "steps stale")
     rows = []
     for rank, records in sorted(data.exchanges.items()):
         one = Exchanged.of(records)
@@ -136,9 +136,9 @@ def _add_exchanges(page: Page, data: RunData) -> None:
     page.table(
         "Exchanges of parameters",
         PageTable(columns, rows, text=frozenset({0, 8})),
-        "Means over the run. Distance: of a worker's parameters from the mean, just before they were averaged. Not "
-        "begun: one was still under way. Steps stale: how many steps were taken while an exchange was under way, and "
-        "how often that was so.",
+        "Means over the run. Distance: from a worker's parameters to the mean, just before they are averaged. Skipped: "
+        "exchanges that did not start because another one was in flight, or came too late. Steps stale: the steps "
+        "during an exchange, and the number of such exchanges.",
     )
 
 
@@ -151,9 +151,9 @@ def _add_messages(page: Page, data: RunData) -> None:
         page.table(
             "Messages between workers",
             PageTable(("line", "exchanges", "sent", "waited", "at most"), rows, text=frozenset({0})),
-            "Over the run, by what the messages carry. Exchanges: of one worker. Sent: by all workers together, as "
-            "counted from the shapes of what was exchanged. Waited: by the training thread of the mean worker, and of "
-            "the one that waited longest.",
+            "Sums over the run, by content of the messages. Exchanges: of one worker. Sent: by all workers, computed "
+            "from the shapes of the tensors. Waited: by the training thread, as the mean over the workers. At most: of "
+            "the worker that waited longest.",
         )
 
 
@@ -165,8 +165,8 @@ def _add_refreshes(page: Page, data: RunData) -> None:
     if rows:
         page.table(
             "Refreshes by owner",
-            PageTable(("part", "rank", "refreshes", "usually", "at most", "together"), rows, text=frozenset({0, 1})),
-            "Of the bases that each worker owns. Which layers are left plain is said among the events.",
+            PageTable(("part", "rank", "refreshes", "median", "at most", "total"), rows, text=frozenset({0, 1})),
+            "Each worker refreshes the bases that it owns. The events name the layers that keep their plain gradient.",
         )
 
 
@@ -181,8 +181,8 @@ def _add_threads(page: Page, data: RunData) -> None:
     page.table(
         "Threads",
         PageTable(("rank", "thread", "steps", "samples"), rows, text=frozenset({0, 1})),
-        "Of workers whose replica several threads trained side by side. Whichever thread was ready took the next "
-        "batch. Steps apart, above, counts each thread's own steps.",
+        "Several threads of a worker train one replica, and a thread that is ready takes the next batch. In the table "
+        "of exchanges, steps apart counts each thread's own steps.",
     )
 
 
@@ -212,11 +212,11 @@ def _lead(run: RunData) -> str:
         parts += [f"{key} {first.settings[key]}" for key in ("balance", "sync") if key in first.settings]
         parts += [f"{first.world} world"] if first.world != "real" else []
     if run.apart:
-        parts.append("each worker takes steps of its own, and every step counts when it ended")
+        parts.append("each worker takes separate steps, and a step counts at its end")
     if not run.known:
-        parts.append("whom its workers wait for is not known here, so their steps are joined by number")
+        parts.append("the journal lacks the workers' pace, so their steps are joined by number")
     if run.unfinished:
-        parts.append(f"{run.unfinished} unfinished line(s) skipped, left by a killed writer")
+        parts.append(f"{run.unfinished} incomplete lines skipped, which a killed worker left")
     return " · ".join(parts)
 
 
@@ -235,7 +235,7 @@ def _cards(run: RunData) -> list[tuple[str, str]]:
         *([(percent(s.communicate_share), "communicating")] if run.apart else []),
         (percent(s.fraction_of_limit), f"of the limit ({seconds(s.limit_s)})"),
         (percent(s.control_share), "measuring and deciding"),
-        *([(percent(goodput(run.iterations, run.changes)), "of the capacity that was there")] if run.changes else []),
+        *([(percent(goodput(run.iterations, run.changes)), "of the members' capacity used")] if run.changes else []),
     ]
 
 
@@ -260,11 +260,11 @@ def _worker_table(run: RunData) -> PageTable:
 
 def _add_changes(page: Page, run: RunData) -> None:
     figure = changes.batches_and_times(run, figures.points(run))
-    about = "What a worker was given, and what its own part of the step took: data, compute, its side of the exchange."
+    about = "Each worker's samples, and the time of its own part of a step: data, compute, its side of the exchange."
     if figure["layout"]["annotations"]:
-        about += " Dashed: what happened to the cluster."
+        about += " Dashed: events of the cluster."
     if any(trace.get("name") in changes.PHASES for trace in figure["data"]):
-        about += " Shaded: the phase of the latest move."
+        about += " Shaded: the phases of the method."
     page.figure("Batch sizes and batch times", figure, about)
 
 
@@ -273,20 +273,22 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
         page.figure(
             "Speed and its prediction",
             snapshot.snapshots(run, series),
-            "Solid: measured, in samples per second of own time. Dotted: what the worker predicted in its newest "
-            "report. Off by: how far that was from the measured speed, median over the run.",
+            "Solid: the measured speed, in samples per second of a worker's own time. Dotted: the prediction in its "
+            "newest report. Off by: the median error of its predictions.",
         )
         return
     speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time")
-    page.figure("Speed and its prediction", speed, "Measured, without waiting and communicating.")
-    page.figure("Prediction error", figures.prediction_map(run, series), "White: as predicted.")
+    page.figure("Speed and its prediction", speed, "The measured speeds, without waiting and communicating.")
+    page.figure("Prediction error", figures.prediction_map(run, series), "White: the prediction is right.")
 
 
 def _add_passes(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) -> None:
     if any(count > 1.0 for one in series.values() for count in one.passes):
         drawn = figures.per_worker(run, series, "passes", f"passes in {'a step' if run.apart else 'an iteration'}")
         page.figure(
-            "Passes", drawn, "Forward and backward passes over a worker's part, which is larger than what fits."
+            "Passes",
+            drawn,
+            "Forward and backward passes over a worker's part of the batch, if it does not fit in memory.",
         )
 
 
@@ -312,7 +314,9 @@ def _add_events(page: Page, run: RunData) -> None:
     told += [(change.border, "all", "members", change_message(change)) for change in run.changes.all]
     told.sort(key=lambda row: row[0])
     shown = told[-_EVENTS:]
-    note = f"The last {len(shown)} of {len(told)}." if len(shown) < len(told) else ""
+    note = f"The newest {len(shown)} of {len(told)}." if len(shown) < len(told) else ""
     if shown:
         rows = [[str(iteration), *rest] for iteration, *rest in shown]
-        page.table("Events", PageTable((run.iteration_name, "who", "event", "what"), rows, frozenset({1, 2, 3})), note)
+        page.table(
+            "Events", PageTable((run.iteration_name, "worker", "event", "message"), rows, frozenset({1, 2, 3})), note
+        )

@@ -75,6 +75,7 @@ def write_beside(folder: Path) -> Path:
 
 
 STYLE = """
+:root { color-scheme: only light; }  /* the pictures have a white background */
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }
 main { max-width: 1180px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 2px; }
@@ -87,9 +88,10 @@ p.note { color: #666; margin: 0 0 8px; max-width: 80ch; }
 .pictures { display: flex; flex-wrap: wrap; gap: 4px; }
 .scroll { overflow: auto; max-height: 480px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; }
+th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap; }
 th { color: #666; font-weight: 500; position: sticky; top: 0; background: #fff; }
 th.text, td.text { text-align: left; white-space: normal; }
+td.text:last-child { min-width: 24ch; }
 footer { color: #888; font-size: 13px; }
 """
 
@@ -161,14 +163,22 @@ class Page:
         lead = f'<p class="note">{escape(self.lead)}</p>' if self.lead else ""
         lead += f"<p>Advice: {escape(self.advice)}.</p>" if self.advice else ""
         return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{STYLE}</style></head>\n"
-            f"<body><main><h1>{escape(self.title)}</h1>{lead}\n" + "\n".join(part.html for part in self.parts) + "\n"
+            f"{head(self.title)}<body><main><h1>{escape(self.title)}</h1>{lead}\n"
+            + "\n".join(part.html for part in self.parts)
+            + "\n"
             "<footer>Written by uneven from the run's journal. The page needs no network. "
             "Drag to zoom into a picture, double-click to go back; click a name to hide it.</footer></main>\n"
             f"{beside() if plotly_beside else inside()}</body></html>\n"
         )
+
+
+def head(title: str) -> str:
+    """Return the beginning of a document, up to its body."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
+    )
 
 
 def _table(table: PageTable) -> str:

@@ -55,7 +55,7 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
 def final(state: RunProgress, name: str, width: int) -> RenderableType:
     """Return the table after the run."""
     if state.last is None:
-        return Text(f"{name}: nothing was trained, no iteration was finished by all workers")
+        return Text(f"{name}: no iteration was finished by all workers")
     total = state.total()
     return Group(
         _title(state, name, width),
@@ -139,9 +139,9 @@ def _members(state: RunProgress) -> list[Text]:
     came, left = (sum(len(getattr(one, name)) for one in changes) for name in ("came", "left"))
     parts = (
         (str(len(changes[-1].members)), " workers"),
-        (str(came), " came"),
-        (str(left), " went"),
-        (seconds(max(one.pause_s for one in changes)), " the longest pause"),
+        (str(came), " joined"),
+        (str(left), " left"),
+        (seconds(max(one.pause_s for one in changes)), " longest pause"),
     )
     return [_dotted(parts)]
 
@@ -154,7 +154,7 @@ def _exchanged(state: RunProgress) -> list[Text]:
     if set(one.late) != {0}:
         parts.append((f"{one.staleness:.1f}", " steps stale"))
     if one.dropped:
-        parts.append((f"{one.dropped:,}", " not begun"))
+        parts.append((f"{one.dropped:,}", " skipped"))
     return [_dotted(parts)]
 
 
@@ -323,4 +323,4 @@ def split_message(split: SplitRecord) -> str:
 
 
 def change_message(change: MembershipRecord | MemberChange) -> str:
-    return f"{change.why}; {len(change.members)} go on after {seconds(change.pause_s)}"
+    return f"{change.why}; {len(change.members)} continue after {seconds(change.pause_s)}"

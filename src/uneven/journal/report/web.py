@@ -15,13 +15,13 @@ from typing import Any, Self
 from uneven.errors import ConfigError, JournalError
 from uneven.journal.reader import rank_paths
 from uneven.journal.report.html import report_page
-from uneven.journal.report.page import BESIDE, STYLE, Page, escape, plotly
+from uneven.journal.report.page import BESIDE, Page, escape, head, plotly
 
 LOOPBACK = "127.0.0.1"
 _BREATH = 10.0  # least pause ÷ duration of a drawing, so that a long run's page costs at most a tenth of a core
 _ALIVE_EVERY_S = 15.0
 _FIRST_WITHIN_S = 5.0
-_WAITING: dict[str, Any] = {"lead": "", "parts": [], "problem": "being drawn for the first time"}
+_WAITING: dict[str, Any] = {"lead": "", "advice": "", "parts": [], "problem": "the first drawing is in progress"}
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -42,21 +42,22 @@ function show(part, after) {
   }
   if (part.figure) {
     const figure = JSON.parse(part.figure);
-    figure.layout.uirevision = "kept";  // where somebody has zoomed
+    figure.layout.uirevision = "kept";  // keeps the user's zoom
     Plotly.react(box.querySelector(".figure"), figure.data, figure.layout, {responsive: true, displayModeBar: false});
   }
   return box;
 }
 function update(page) {
   document.getElementById("lead").textContent = page.lead;
-  let last = document.getElementById("lead");
+  let last = document.getElementById("advice");
+  last.textContent = page.advice && `Advice: ${page.advice}.`;
   for (const part of page.parts) last = show(part, last);
   document.getElementById("state").textContent = page.problem || `drawn at ${new Date().toLocaleTimeString()}`;
 }
 update(JSON.parse(document.getElementById("first").textContent));
 const source = new EventSource("events");
 source.onmessage = (event) => update(JSON.parse(event.data));
-source.onerror = () => { document.getElementById("state").textContent = "nobody serves this page any more"; };
+source.onerror = () => { document.getElementById("state").textContent = "uneven watch has ended"; };
 """
 
 
@@ -110,7 +111,7 @@ def _drawn(run: Path) -> dict[str, Any]:
     except JournalError as error:
         page, problem = Page(f"Run {run.name}", "waiting for the first records"), str(error)
     parts = [{"title": part.title, "html": part.before + part.after, "figure": part.figure} for part in page.parts]
-    return {"lead": page.lead, "parts": parts, "problem": problem}
+    return {"lead": page.lead, "advice": page.advice, "parts": parts, "problem": problem}
 
 
 class WebServer:
@@ -129,7 +130,7 @@ class WebServer:
         except OSError as error:
             self._live.close()
             raise ConfigError(
-                f"port {port} on {LOOPBACK} cannot be had ({error.strerror}): give another with --port, or leave it out"
+                f"port {port} on {LOOPBACK} cannot be used ({error.strerror}): give another one with --port, or none"
             ) from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
@@ -218,12 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _shell(live: LiveReport) -> str:
-    name = escape(f"Run {live.run.resolve().name}")
+    name = f"Run {live.run.resolve().name}"
     first = (live.newer(0, _FIRST_WITHIN_S)[1] or json.dumps(_WAITING)).replace("<", "\\u003c")
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{name}</title><style>{STYLE}</style></head>\n"
-        f'<body><main><h1>{name}</h1><p class="note" id="lead"></p>\n'
+        f'{head(name)}<body><main><h1>{escape(name)}</h1><p class="note" id="lead"></p><p id="advice"></p>\n'
         '<footer id="state">waiting for the first records</footer></main>\n'
         f'<script type="application/json" id="first">{first}</script>\n'
         f'<script src="{BESIDE}"></script>\n<script>{_FOLLOW}</script></body></html>\n'

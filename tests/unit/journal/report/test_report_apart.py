@@ -52,7 +52,7 @@ def test_the_report_counts_every_step(run: Path) -> None:
     words = " ".join(shown(page.html()).split())
     assert f"{RATE} samples/s" in words
     assert "130 global batches of samples in 1:00" in words
-    assert "each worker takes steps of its own" in words
+    assert "each worker takes separate steps" in words
     assert "0 here 2,400 240 250 ms" in words
     assert "iteration" not in words.split("Written by")[0]
     times = page.figures["Time per global batch"]
@@ -171,7 +171,7 @@ def test_beside_a_run_whose_workers_wait(run: Path, tmp_path: Path, capsys: pyte
     assert {"together: share of the global batch", "apart: share of the samples"} <= set(page.figures)
     with pytest.raises(SystemExit):
         main(["report", str(together), str(run), "--report", str(tmp_path / "both.html")])
-    assert "means over all of the time" in " ".join(capsys.readouterr().out.split())
+    assert "means over the whole time" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_runs_whose_workers_wait_are_compared_as_before(tmp_path: Path) -> None:
@@ -183,4 +183,4 @@ def test_two_runs_whose_workers_wait_are_compared_as_before(tmp_path: Path) -> N
 
 def test_where_nobody_knows_who_waits_the_report_says_so(tmp_path: Path) -> None:
     run = ApartRun(settings={"sync": "Mine(rate=2)"}).write(tmp_path / "own")
-    assert "whom its workers wait for is not known here" in html.report_page(run).lead
+    assert "the journal lacks the workers' pace" in html.report_page(run).lead

@@ -69,7 +69,7 @@ def test_two_runs_on_one_page_and_in_one_table(tmp_path: Path, capsys: pytest.Ca
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     one, other = tmp_path / "a" / "run", tmp_path / "b" / "run"
     assert list(comparison.named([one, other])) == [str(one), str(other)]
-    with pytest.raises(JournalError, match="give different runs to compare"):
+    with pytest.raises(JournalError, match="name each run once"):
         comparison.named([one, tmp_path / "b" / ".." / "a" / "run"])
 
 

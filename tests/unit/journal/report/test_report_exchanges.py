@@ -57,7 +57,7 @@ def test_watch_and_report_show_them_where_there_are_any(tmp_path: Path) -> None:
         writer.write(record(rank, 7))
         writer.write(record(rank, 15, late=2, dropped=1))
         writer.close()
-    assert "4 exchanges  ·  8 steps apart  ·  4 MB sent  ·  1.0 steps stale  ·  2 not begun" in shown()
+    assert "4 exchanges  ·  8 steps apart  ·  4 MB sent  ·  1.0 steps stale  ·  2 skipped" in shown()
     page = report(run)
     assert "Exchanges of parameters" in page
     assert "<td>0.25</td>" in page

@@ -89,8 +89,8 @@ def test_what_happened_is_marked_with_its_words(tmp_path: Path) -> None:
     assert first["text"] == "cut_link: m60 has <100> Mbit/s left"
     assert second["yshift"] > first["yshift"], "neighbours do not cover each other"
     page = html.report(tmp_path)
-    assert "Dashed: what happened to the cluster." in page
-    assert "Shaded: the phase of the latest move." in page
+    assert "Dashed: events of the cluster." in page
+    assert "Shaded: the phases of the method." in page
 
 
 def test_many_events_are_marked_without_words(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_it_listens_on_the_loopback_alone(server: WebServer) -> None:
 
 
 def test_a_port_in_use_is_said(server: WebServer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"port {server.port} on 127\.0\.0\.1 cannot be had"):
+    with pytest.raises(ConfigError, match=rf"port {server.port} on 127\.0\.0\.1 cannot be used"):
         WebServer(tmp_path, port=server.port)
 
 

@@ -13,9 +13,9 @@ from uneven.journal.report.pure.text import seconds
 
 # Mark, colour and words for each kind of change.
 _ENDS = {
-    "came": ("triangle-right", "#009e73", "has joined"),
-    "told": ("triangle-left", "#444444", "was told to leave"),
-    "lost": ("x", "#d1605e", "was lost"),
+    "came": ("triangle-right", "#009e73", "joined"),
+    "told": ("triangle-left", "#444444", "left on request"),
+    "lost": ("x", "#d1605e", "lost"),
 }
 
 
