@@ -45,7 +45,7 @@ class RunProgress:
     steps: Counter[int] = field(default_factory=Counter)  # by rank, with those that a resumed run repeats
     samples: Counter[int] = field(default_factory=Counter)  # of these steps
     repeated: int = 0  # samples of steps that a resumed run repeats
-    happened: Counter[str] = field(default_factory=Counter)  # events by name
+    happened: Counter[str] = field(default_factory=Counter)  # name of an event → number of such events
     planned: int | None = None  # iterations of the whole run; None if unknown
     last: Iteration | None = None  # newest finished iteration
     newest_s: float = NAN  # Unix time of the newest iteration
