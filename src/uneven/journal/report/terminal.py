@@ -157,7 +157,7 @@ def condition(state: RunProgress) -> str:
     """Return "waiting" before the first record, "running", "finished", or "stopped" by a crash or a kill."""
     if not state.runs:
         return "waiting"
-    return "finished" if state.ended else "stopped" if _over(state) else "running"
+    return "finished" if state.ended else "stopped" if over(state) else "running"
 
 
 def _gone(run: RunRecord) -> bool:
