@@ -13,7 +13,7 @@ import typer
 
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
-from uneven.cli.help import HelpfulCommand
+from uneven.cli.help import HelpfulCommand, row
 
 FOLDER = Path(__file__).parent / "cli"
 
@@ -61,7 +61,7 @@ def _help(text: str) -> Iterator[str]:
 
 
 def _option(option: Any, context: Any) -> Iterator[str]:
-    names, text = option.get_help_record(context)
+    names, text = row(option, context)
     yield from (f".. option:: {names}", "", f"   {_plain(text)}", "")
 
 

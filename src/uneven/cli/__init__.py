@@ -131,6 +131,10 @@ def _explain(error: Any) -> None:
     similar = nearest(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
     if similar is not None:
         message = f"{error.message}; did you mean {similar}?"
+    if hasattr(error.__cause__, "errors"):  # of pydantic, in newer typers; their message does not have the value
+        wrong = error.__cause__.errors()[0]
+        name = error.param.opts[-1] if error.param.param_type_name == "option" else error.param.metavar
+        message = f"{name} {wrong['input']}: {wrong['msg'].removeprefix('Value error, ')}"
     hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx is not None else ""
     _print_error(f"{message.removesuffix('.')}{hint}")
 

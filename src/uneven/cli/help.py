@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -95,7 +96,7 @@ class HelpfulCommand(TyperCommand):
         panels = self.panels(everything=ctx.meta.get(_ALL, False) or not self.first)
         for panel, options in panels.items():
             with formatter.section(panel):
-                formatter.write_dl([one.get_help_record(ctx) for one in options])
+                formatter.write_dl([row(one, ctx) for one in options])
         rest = len(_options(self)) - sum(map(len, panels.values()))
         _write_help_rows(formatter, f"Show {rest} more options." if rest else "")
 
@@ -136,6 +137,14 @@ def _arguments(command: Any) -> list[Any]:
 
 def _placeholder(argument: Any) -> str:
     return argument.metavar or str(argument.name).upper()
+
+
+def row(option: Any, ctx: Any) -> tuple[str, str]:
+    """Return an option with its placeholder, and its text."""
+    name, text = option.get_help_record(ctx)
+    # The default in the same way as in our texts, and no bounds as `x>=1`, because an error names them.
+    text = re.sub(r"(; )?([\d.]+<=)?x[<>]=[\d.]+(?=\])", "", text).replace("  [", " [").removesuffix(" []")
+    return name, text
 
 
 def _write_help_rows(formatter: Any, more: str = "") -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli import answer
+from uneven.policy.core.printable import printable
 
 _END_BYTES = 50_000  # of all journals of a run: the newest iterations, so that a long list takes no time
 
@@ -58,18 +59,16 @@ def runs(
     if form is answer.Form.JSON:
         answer.write(found)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from uneven.journal.report.console import Console
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("run", "date", "workers", "iterations", "state", "next"):
-        table.add_column(name, justify="right" if name in ("workers", "iterations") else "left", no_wrap=name == "run")
-    for one in found:
-        workers, iterations = (f"{number:,}" if number else "–" for number in (one.workers, one.iterations))
-        table.add_row(one.name, one.date, workers, iterations, one.state, one.next)
-    Console(highlight=False).print(table if found else f"no run in {folder}")
+    if not found:
+        print(printable(f"no run in {folder}"))
+        return
+    rows_of_text = [("run", "date", "workers", "iterations", "state", "next")]
+    rows_of_text += [
+        (one.name, one.date, f"{one.workers or '–'}", f"{one.iterations or '–'}", one.state, one.next) for one in found
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows_of_text, strict=True)]
+    for row in rows_of_text:  # a line that is wider than the terminal is not cut: its end is the command
+        print(printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()))
 
 
 def _listed(path: Path) -> ListedRun | None:
@@ -93,7 +92,9 @@ def _listed(path: Path) -> ListedRun | None:
         state.feed(Follower(path, _END_BYTES // max(1, len(ranks))).poll())
     except JournalError:
         return ListedRun(path.name, _date(path.stat().st_mtime), len(ranks), 0, "damaged", "")
-    began_s = min((one.started_at_s for one in state.runs.values()), default=path.stat().st_mtime)
+    # The records of a simulated run have virtual times.
+    real_s = [one.started_at_s for one in state.runs.values() if one.world != "simulated"]
+    began_s = min(real_s, default=path.stat().st_mtime)
     condition = terminal.condition(state)
     command = "report" if condition in ("finished", "stopped") else "watch"
     iterations = 0 if state.last is None else state.last.iteration + 1

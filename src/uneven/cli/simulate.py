@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uneven.policy.core.records import Record
 
 _LEARN = "Training a real model"
-_OUTPUT = "Output"
+_OUTPUT = "Options"
 
 _JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written by default
 

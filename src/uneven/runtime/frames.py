@@ -55,4 +55,5 @@ def _own_lines(error: BaseException) -> list[TracebackType]:
 
 
 def _foreign(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OTHERS)
+    written = code.co_filename == "<string>" and code.co_name == "__init__"  # by dataclasses
+    return written or code.co_filename.startswith(_OTHERS)

@@ -86,10 +86,11 @@ def test_runs_are_listed_with_the_next_command(
     assert (rows["begun"]["state"], rows["begun"]["next"]) == ("waiting", "uneven watch runs/begun")
     assert (rows["damaged"]["state"], rows["damaged"]["next"]) == ("damaged", "")
     assert rows["tried"]["next"] == "uneven search show runs/tried"
-    monkeypatch.setenv("COLUMNS", "120")
     assert called("runs") == 0
     text = capsys.readouterr().out
     assert all(row["next"] in text and name in text for name, row in rows.items())
+    assert called("runs", "runs/no run") == 0
+    assert capsys.readouterr().out == "no run in runs/no run\n"
     assert called("runs", "nowhere") == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
 

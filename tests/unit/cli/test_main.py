@@ -125,6 +125,18 @@ def test_unknown_flag_offers_the_nearest() -> None:
         assert done.stderr.startswith(f"error: No such option: {arguments[-1]}; did you mean {meant}? (see `uneven ")
 
 
+def test_a_wrong_value_is_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["run", "--seed", "abc", "x.py"], "error: --seed abc: Input should be a valid integer"),
+        (["plan", "demo4", "--format", "yaml"], "error: --format yaml: 'yaml' is not one of 'text', 'json' (see `"),
+        (["search", "stop", "runs/x", "y"], "error: TRIAL y: Input should be a valid integer"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_name_like_no_command_gets_no_suggestion() -> None:
     done = uneven("nosuch")
     assert done.stderr.startswith("error: unknown command 'nosuch' (known: bench, ")

@@ -15,7 +15,7 @@ def demo(
         typer.Option(
             "--data",
             metavar="digits|fashion-mnist",
-            help="Data set; digits comes with uneven, and UNEVEN_DATA needs the folder of fashion-mnist.",
+            help="Data set. digits comes with uneven; fashion-mnist is read from the folder UNEVEN_DATA.",
         ),
     ] = "digits",
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each training.")] = 12,
