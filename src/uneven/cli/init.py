@@ -31,7 +31,6 @@ def init(
     balance: options.Balance = None,
     sync: options.Sync = None,
     seed: options.Seed = None,
-    budget: options.Budget = None,
     timeout: options.Timeout = None,
     threads: options.Threads = None,
 ) -> None:
@@ -50,14 +49,7 @@ def init(
         exists = path.exists()
     if exists:
         raise ConfigError(f"{path} exists: edit it, or name another file with --config")
-    given = {
-        "balance": balance,
-        "sync": sync,
-        "seed": seed,
-        "budget": budget,
-        "timeout_s": timeout,
-        "threads": threads,
-    }
+    given = {"balance": balance, "sync": sync, "seed": seed, "timeout_s": timeout, "threads": threads}
     values = {key: value for key, value in given.items() if value is not None}
     if not values and sys.stdin.isatty():
         values = _asked()

@@ -208,7 +208,7 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     shards, or if the number of workers is unknown or they are on several machines."""
     for option, count in shards.items():
         if not 0 <= count <= _MOST_SHARDS:
-            raise ConfigError(f"--{option} {count}: each is a process; give at most {_MOST_SHARDS:,}")
+            raise ConfigError(f"--{option} {count}: each is a process: give 0 to {_MOST_SHARDS:,}")
     asked = [f"--{option} {count}" for option, count in shards.items() if count]
     if not asked:
         return 0
