@@ -48,11 +48,10 @@ def named(path: Path) -> str:
 
 
 START = ROOT / "docs" / "start.md"
-"""Trains for half a minute, so tests/system runs it."""
 
 RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
-LONG = (START, ROOT / "docs" / "how-to" / "focus.md")
-"""Pages that tests/system runs."""
+LONG = (START, *(ROOT / "docs" / "how-to" / name for name in ("focus.md", "notebook.md")))
+"""Pages that tests/system runs: they train for long, or on several workers."""
 
 
 def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnevenError,
         UnevenWarning,
     )
+    from uneven.integrations.notebook import notebook_launch
     from uneven.policy.balance import Balancer, WrappingBalancer, balancers, standing
     from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, Significant, Split, StepPlan, Via, Wait
     from uneven.policy.core.apportion import proportional
@@ -98,6 +99,7 @@ __all__ = [
     "balance",
     "balancers",
     "merges",
+    "notebook_launch",
     "policies",
     "predictors",
     "proportional",
@@ -110,6 +112,7 @@ _HOMES = {
         *("CheckpointError", "ConfigError", "DataError", "NonFiniteError", "PeerError", "TrainingError"),
         *("UnevenDeprecationWarning", "UnevenError", "UnevenWarning"),
     ),
+    "uneven.integrations.notebook": ("notebook_launch",),
     "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers", "standing"),
     "uneven.policy.core.actions": (
         *("Exchange", "Moment", "Payload", "Quorum", "Significant", "Split", "StepPlan", "Via", "Wait"),
