@@ -201,6 +201,24 @@ def test_lightning_alone(me: RankContext, tmp_path: str) -> None:
         strategy.session.close()
 
 
+@brought("loops", "Lightning", '`Trainer(strategy="uneven")`, after the import of `uneven.integrations.lightning`')
+@needs("lightning")
+@ranks(3, fresh=True)
+def test_lightning_finds_the_strategy_by_name(me: RankContext, tmp_path: str) -> None:
+    import uneven.integrations.lightning  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    os.chdir(tmp_path)
+    Path("uneven.toml").write_text(f'[run]\nbalance = "{UNEQUAL}"\n')
+    ours = module()
+    trainer = lightning_trainer(None, tmp_path, strategy="uneven", enable_checkpointing=False)
+    trainer.fit(ours, datamodule=in_module()())
+    assert_same(ours.net, reference(2, net()), 1e-6)
+    session = trainer.strategy.session
+    assert session.newest_shares == (6, 2, 4)
+    session.close()
+
+
 @brought("loops", "Lightning", "`LightningCLI(…)`, with the strategy as a `class_path`")
 @needs("lightning", "jsonargparse")
 @ranks(3, fresh=True)

@@ -1,4 +1,7 @@
-"""Lightning's Trainer with a session, which provides the workers and exchanges gradients."""
+"""Lightning's Trainer with a session, which provides the workers and exchanges gradients.
+
+The import registers ``strategy="uneven"``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -74,6 +77,7 @@ class BalancedStrategy(DDPStrategy):
         trainer = lightning.Trainer(strategy=BalancedStrategy(session), devices=1)
         trainer.fit(module, session.loader(dataset, batch_size=512))     # the global batch
 
+    ``Trainer(strategy="uneven")`` makes one with a new session, once this module is imported.
     ``training_step`` must return a mean over this worker's part. Validation and test use equal parts.
 
     Args:
@@ -182,3 +186,6 @@ class BalancedStrategy(DDPStrategy):
 
     barrier, broadcast = waited(DDPStrategy.barrier), waited(DDPStrategy.broadcast)
     reduce, all_gather = waited(DDPStrategy.reduce), waited(DDPStrategy.all_gather)
+
+
+StrategyRegistry.register(BalancedStrategy.strategy_name, BalancedStrategy, "parts of a batch by speed", override=True)
