@@ -1,4 +1,4 @@
-"""What the pages on Slurm and Kubernetes show is run as far as one machine can, and read as what reads it there."""
+"""Pages on Slurm, Kubernetes and Docker: run as far as one machine can, and read as what reads them there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import yaml
 
 from test_pages import blocks, wrong
 from uneven.cluster.emulate.ports import quiet_ports
+from uneven.journal.reader import read
+from uneven.policy.core.records import StepRecord
 from uneven.runtime.jobs.processes import import_path
+from uneven.runtime.throttle.throttle import Throttle
 from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +84,11 @@ def on_path(folder: Path, **programs: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("page", "language", "names"),
-    [("slurm.md", "bash", ["train.sbatch"]), ("kubernetes.md", "yaml", ["train.yaml", "spot.yaml"])],
+    [
+        ("slurm.md", "bash", ["train.sbatch"]),
+        ("kubernetes.md", "yaml", ["train.yaml", "spot.yaml"]),
+        ("docker.md", "yaml", ["compose.yml"]),
+    ],
 )
 def test_pages_show_the_files(page: str, language: str, names: list[str]) -> None:
     assert blocks((PAGES / page).read_text(), language) == [(CLUSTER / name).read_text() for name in names]
@@ -186,6 +194,52 @@ def test_both_pods_of_the_job_run_together(tmp_path: Path) -> None:
             pod.communicate()
     assert [pod.returncode for pod in pods] == [0, 0]
     assert [text.split()[:4] for text in printed] == [["worker", "0", "2", "1"], ["worker", "1", "2", "1"]]
+
+
+def test_the_image_has_what_its_steps_copy() -> None:
+    lines = re.findall(r"^(COPY|ENTRYPOINT|CMD) (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    copied = [line.split()[0] for kind, line in lines if kind == "COPY" and not line.startswith("--from")]
+    assert copied == [".", "constraints.txt", "examples"]
+    everything, *sent = (ROOT / ".dockerignore").read_text().split()
+    assert everything == "*"
+    sent = [one.removeprefix("!") for one in sent if one.startswith("!")]
+    assert all((ROOT / one).exists() for one in sent)
+    assert {*copied[1:], "src", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"} <= {*sent}
+    assert [line for kind, line in lines if kind != "COPY"] == ['["uneven"]', '["demo"]']
+
+
+@pytest.mark.timeout(300)
+def test_the_four_services_train_together(tmp_path: Path) -> None:
+    """Their commands, with their cores, in a folder that holds what the image holds."""
+    (file,) = documents("compose.yml")
+    machines = {name: one for name, one in file["services"].items() if "cpus" in one}
+    watch = file["services"]["watch"]["command"]
+    assert all(wrong(f"uneven {one['command']}") == [] for one in file["services"].values())
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (port,) = quiet_ports(1)
+    env = on_path(tmp_path / "bin") | {"OMP_NUM_THREADS": "1"}
+    (folder,) = {match[1] for one in machines.values() if (match := re.search(r"--run-dir (\S+)", one["command"]))}
+    assert watch == f"watch {folder}"
+    started = []
+    with ExitStack() as stack:
+        throttle = Throttle()
+        stack.callback(throttle.close)
+        for one in machines.values():
+            line = one["command"].replace("machine0", f"127.0.0.1 --master-port {port}").replace(folder, "runs/first")
+            words = ["uneven", *shlex.split(line)]
+            with (tmp_path / f"{len(started)}.txt").open("w") as output:
+                started.append(subprocess.Popen(words, cwd=tmp_path, env=env, stdout=output, stderr=output))
+            stack.callback(started[-1].wait)
+            stack.callback(started[-1].kill)
+            throttle.limit(started[-1].pid, one["cpus"])
+        codes = [one.wait(250) for one in started]
+    printed = [(tmp_path / f"{number}.txt").read_text() for number in range(len(started))]
+    assert codes == [0, 0, 0, 0], printed
+    assert "test accuracy" in printed[0]
+    ranks = read(tmp_path / "runs" / "first").ranks
+    trained = [sum(one.batch for one in ranks[rank] if isinstance(one, StepRecord)) for rank in range(4)]
+    assert min(trained) > 0
+    assert sum(trained) == 10 * 1437  # epochs times images
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
