@@ -7,6 +7,8 @@
 #   make types      the types that scripts see: pyright on examples/
 #   make docs       the site, into build/docs; a warning is an error
 #   make bench      the LB-BSP benchmark, short form
+#   make dist       what a release uploads, into dist/: the source, and wheels with and without compiled loops
+#   make dist-check the same, each one installed and tried in a fresh environment
 #   make clean      remove .venv and everything that was built (run directories stay)
 
 PYTHON ?= python3
@@ -34,7 +36,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test test-rest test-all check types docs bench clean
+.PHONY: .venv demo test test-rest test-all check types docs bench dist dist-check clean
 
 .venv: .venv/.stamp-installed
 
@@ -102,6 +104,42 @@ docs: .venv/.stamp-docs
 
 bench: .venv/.stamp-installed
 	$(BIN)/uneven bench lb-bsp --quick $(ARGS)
+
+.venv/.stamp-release: .venv/.stamp-made pyproject.toml constraints.txt
+	@$(BIN)/python -c '$(GROUPS)' release > .venv/release.txt
+	$(BIN)/python $(INSTALL) --requirement .venv/release.txt
+	@touch $@
+
+# All wheels are built from the source that is uploaded. pip prefers the wheel with compiled loops where its machine and
+# its C library fit; auditwheel finds the oldest C library that fits, and names the wheel after it.
+COMPILERS ?= g++ aarch64-linux-gnu-g++
+SOURCE = $(wildcard dist/uneven-*.tar.gz)
+WHEEL = PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir \
+	--constraint constraints.txt $(SOURCE)
+
+dist: .venv/.stamp-release
+	rm -rf dist build/linux
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	$(MAKE) --no-print-directory wheels
+
+wheels:
+	UNEVEN_NATIVE=0 $(WHEEL) --wheel-dir dist
+	for compiler in $(COMPILERS); do CXX=$$compiler $(WHEEL) --wheel-dir build/linux || exit 1; done
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist build/linux/*.whl
+	$(BIN)/twine check --strict dist/*
+
+FRESH := build/fresh/bin/python
+AGAIN := $(FRESH) $(INSTALL) --no-deps --force-reinstall
+
+dist-check: dist
+	rm -rf build/fresh
+	$(PYTHON) -m venv build/fresh
+	$(FRESH) $(INSTALL) dist/uneven-*.tar.gz
+	$(FRESH) -I .ci/installed.py compiled
+	$(AGAIN) dist/uneven-*-none-any.whl
+	$(FRESH) -I .ci/installed.py plain
+	$(AGAIN) --no-index --find-links dist uneven
+	$(FRESH) -I .ci/installed.py compiled
 
 clean:
 	rm -rf .venv build dist docs/cli benchmarks/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

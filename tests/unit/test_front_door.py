@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -30,7 +31,7 @@ def test_import_alone_loads_no_torch() -> None:
 
 
 def test_only_what_trains_loads_torch() -> None:
-    trains = {"Session", "KFAC", "SOAP", "Visits", "ThreadLines"}
+    trains = {"Session", "KFAC", "SOAP", "Visits", "ThreadLines", "notebook_launch"}
     names = ", ".join(f"uneven.{name}" for name in uneven.__all__ if name not in trains)
     assert "torch" not in modules_after(f"import uneven; {names}")
 
@@ -75,6 +76,17 @@ def test_unknown_name_is_an_attribute_error() -> None:
         uneven.Sesion  # noqa: B018
 
 
-def test_version_is_the_package_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == uneven.__version__
+def test_all_files_name_the_version_of_the_package() -> None:
+    """A build reads it where the package has it; these files cannot."""
+    version = re.escape(uneven.__version__)
+    named = {
+        "benchmarks/pyproject.toml": rf'^version = "{version}"$(.|\n)*"uneven=={version}"',
+        "CITATION.cff": rf"^version: {version}$",
+        "docs/cite.md": rf"^  version = \{{{version}\}},$",
+        "CHANGELOG.md": rf"^## {version}\b",
+    }
+    assert [file for file, how in named.items() if not re.search(how, (ROOT / file).read_text(), re.MULTILINE)] == []
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]
+    found = re.search(build["pattern"], (ROOT / build["path"]).read_text())
+    assert found is not None
+    assert found["version"] == uneven.__version__

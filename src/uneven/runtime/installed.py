@@ -33,7 +33,7 @@ def lazy(package: str, homes: Mapping[str, Sequence[str]], modules: Sequence[str
     return found
 
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 FOLDER = Path(__file__).parents[1]  # its parent is on the import path
 
