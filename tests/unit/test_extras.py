@@ -10,7 +10,19 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MISSING = ("plotly", "scipy", "sklearn", "pynvml", "av", "optuna", "ray", "numba", "pymetis", "pandas")
+MISSING = (
+    "plotly",
+    "scipy",
+    "sklearn",
+    "pynvml",
+    "av",
+    "optuna",
+    "ray",
+    "numba",
+    "pymetis",
+    "pandas",
+    "prometheus_client",
+)
 BLOCK = f"""
 import sys
 class Blocked:
@@ -59,6 +71,7 @@ CALLS = [
     ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
     ("from uneven import focus", "focus"),
     ("from pathlib import Path; from uneven.cli.watch import _serve; _serve(Path(), 0, 1.0)", "report"),
+    ("from uneven.cli import main; main(['watch', 'nowhere', '--prometheus', '0'])", "prometheus"),
     ("from uneven.cli import main; main(['fleet', 'run', 'nowhere.toml', '--report', 'page.html'])", "report"),
     ("from uneven.cli import main; main(['search', 'run', 'nowhere.toml', '--report', 'page.html'])", "report"),
     ("from uneven.cli import main; main(['graph', 'partition', 'nowhere.npz', 'p', '--parts', '2'])", "graph"),

@@ -305,18 +305,15 @@ def _timing(step: StepRecord, communicate_s: float) -> Timing:
     )
 
 
+_SUMMED = ("batch", *(f"{phase}_s" for phase in PHASES), "control_s", "transfer_s")
+
+
 def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
     """Return the sums over a worker's steps; at most ``communicate_s`` of each exchange is communication."""
     each = [_timing(step, min(communicate_s, step.exchange_s / step.threads)) for step in steps]
     return Timing(
         rank=steps[0].rank,
-        batch=sum(one.batch for one in each),
-        data_s=sum(one.data_s for one in each),
-        compute_s=sum(one.compute_s for one in each),
-        wait_s=sum(one.wait_s for one in each),
-        communicate_s=sum(one.communicate_s for one in each),
-        control_s=sum(one.control_s for one in each),
-        transfer_s=sum(one.transfer_s for one in each),
+        **{name: sum(getattr(one, name) for one in each) for name in _SUMMED},
         passes=max(one.passes for one in each),
         steps=len(each),
         newest=steps[-1].iteration,

@@ -50,6 +50,8 @@ def metrics(state: RunProgress) -> Iterator[Metric]:
         yield InfoMetricFamily("uneven_run", "The run and its settings.", about | {"run": state.runs[0].run})
     yield _gauge("running", "1 while the run continues, otherwise 0.", running)
     yield _gauge("workers", "Workers that take part.", state.members)
+    hosts = {(rank, run.host): 1.0 for rank, run in state.runs.items()}
+    yield _gauge("worker_info", "The host of a worker.", hosts, "rank", "host")
     if state.last is not None:
         yield _gauge("iterations", "Finished iterations, or global batches.", state.last.iteration + 1)
         yield _gauge("last_iteration_timestamp_seconds", "The end of the newest iteration.", state.newest_s)

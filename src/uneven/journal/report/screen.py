@@ -38,15 +38,7 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
     if state.last is None:
         return Text(f"{name}: waiting for the first {state.iteration_name}", style="dim")
     now = state.now()
-    said = (
-        *_passes(state),
-        *_members(state),
-        *_exchanged(state),
-        *_threads(state),
-        *_scalars(state),
-        *_refreshes(state),
-        *_messages(state),
-    )
+    said = _said(state)
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - len(said))
     parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
@@ -60,13 +52,7 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
     return Group(
         _title(state, name, width),
         _progress(state, width),
-        *_passes(state),
-        *_members(state),
-        *_exchanged(state),
-        *_threads(state),
-        *_scalars(state),
-        *_refreshes(state),
-        *_messages(state),
+        *_said(state),
         _workers(state, total, width, len(total.workers)),
         _legend(),
         Text(),
@@ -74,6 +60,11 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
         *_events(state, width, _EVENT_ROWS),
         *_advice(state, total),
     )
+
+
+def _said(state: RunProgress) -> list[Text]:
+    parts = (_passes, _members, _exchanged, _threads, _scalars, _refreshes, _messages)
+    return [line for part in parts for line in part(state)]
 
 
 def _advice(state: RunProgress, total: Summary) -> list[Text]:

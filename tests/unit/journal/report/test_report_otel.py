@@ -124,8 +124,8 @@ def test_a_trial_of_a_search_is_one_span(receiver: Receiver) -> None:
 
 
 def test_long_journals_drop_no_span(tmp_path: Path, receiver: Receiver) -> None:
-    tracking.write(SampleRun(iterations=300).write(tmp_path / "lab"), tracker(f"otel:{receiver.url}"))
-    assert len(named(receiver.spans, "step")) == 300
+    tracking.write(SampleRun(iterations=120).write(tmp_path / "lab"), tracker(f"otel:{receiver.url}"))
+    assert len(named(receiver.spans, "step")) == 120
     assert len(receiver.requests) > 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def test_the_figures_are_those_of_the_view_and_the_page(tmp_path: Path) -> None:
 def test_sums_of_exchanges_lines_and_members(tmp_path: Path) -> None:
     run = LAB.write(tmp_path / "lab", end=False)
     watched = WatchedRun(run)
-    assert values(watched)["uneven_workers"] == 4
+    before = values(watched)
+    assert (before["uneven_workers"], before["uneven_worker_info{host=node0,rank=3}"]) == (4, 1)
     add(run, exchange(0), exchange(1, late=3, dropped=1), exchange(2, moment="background", late=70, dropped=2))
     add(run, line(0, "gradients", 100), line(1, "gradients", 50), line(1, "reports", 7))
     change = {"iteration": 30, "at_s": START_S + 9, "generation": 1, "members": (0, 1, 3, 4), "border": 31}
@@ -122,6 +124,8 @@ def test_they_are_served_on_the_loopback(tmp_path: Path) -> None:
         with urllib.request.urlopen(url, timeout=30) as answer:
             families = {one.name: one for one in text_string_to_metric_families(answer.read().decode())}
         port = url.rpartition(":")[2].removesuffix("/metrics")
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", int(port)))  # would be in use if it listened everywhere
         with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1 cannot be used"), served(watched, port):
             pass
     assert all(name.startswith("uneven_") for name in families)
