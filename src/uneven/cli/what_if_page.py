@@ -33,8 +33,8 @@ from uneven.runtime.installed import need
 
 AS_IT_WAS = "as it was"
 _ITERATIONS_NOTE = (
-    "Very long iterations are cut off. If each worker takes separate steps, an iteration is the time in which all "
-    "workers take the samples of a global batch."
+    "Cut off if a single one takes far longer than the others. If workers do not step together: the time "
+    "for the samples of a global batch."
 )
 
 
