@@ -138,6 +138,7 @@ def test_curves_are_over_global_batches(run: Path) -> None:
     rates = curve(points, "run/samples_per_s")
     assert sum(rates) / len(rates) == pytest.approx(RUN.samples_per_s, rel=0.1)
     assert sum(curve(points, "rank 2/share")) == pytest.approx(300)
+    assert curve(points, "rank 2/share")[:3] == [10, 0, 0], "a worker between two steps has share 0"
     assert set(curve(points, "rank 2/compute_s")) == {1.5}
     losses = curve(points, "user/loss")
     assert len(losses) == 130

@@ -131,7 +131,7 @@ def _measured(one: Iteration, seen: set[int]) -> list[LoggedValue]:
         found += [LoggedValue(f"rank {rank}/{column}", value, *at) for column, value in columns.items()]
     if one.apart:  # a known worker without a step in this piece has share 0
         found += [LoggedValue(f"rank {rank}/share", 0.0, *at) for rank in sorted(seen - one.timings.keys())]
-        seen |= one.timings.keys()
+        seen.update(one.timings)
     return found
 
 
