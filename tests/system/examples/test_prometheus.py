@@ -32,6 +32,7 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None or PROMTOOL is None, reason="no prometheus")
 
 ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "monitor.md"
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "examples" / "cluster" / "grafana.json").read_text())
 LAB = SampleRun(iterations=40)
 
@@ -112,7 +113,7 @@ def exporter(run: Path) -> Iterator[str]:
 @contextmanager
 def scraped(url: str, folder: Path) -> Iterator[Asked]:
     """The configuration of the page, with the exporter's port, and more often."""
-    (text,) = blocks((ROOT / "docs" / "how-to" / "monitor.md").read_text(), "yaml")
+    (text,) = blocks(PAGE.read_text(), "yaml")
     settings = yaml.safe_load(text)
     settings["global"] = {"scrape_interval": "200ms"}
     settings["scrape_configs"][0]["static_configs"][0]["targets"] = [urllib.parse.urlsplit(url).netloc]
@@ -162,6 +163,8 @@ def test_prometheus_scrapes_a_run_that_grows_ends_and_is_resumed(tmp_path: Path)
         (instance,) = asked.runs(found[1])
         empty = [one for one in expressions(instance) if not asked.query(one)]
         assert empty == []
+        (alert,) = blocks(PAGE.read_text(), "text")
+        assert len(asked.query(alert)) == 1, "its last iteration was long ago"
         assert asked.value("uneven_workers") == 4
 
         LAB.write(run, first=40)  # a life that does nothing but end
@@ -174,7 +177,7 @@ def test_prometheus_scrapes_a_run_that_grows_ends_and_is_resumed(tmp_path: Path)
 
 
 def test_every_metric_of_the_dashboard_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "how-to" / "monitor.md").read_text()
+    page = PAGE.read_text()
     queried = {name for one in expressions("") for name in re.findall(r"uneven_\w+", one)}
     named = {re.sub("_(sum|count|bucket)$", "", name) for name in queried}
     assert len(named) >= 15
