@@ -96,6 +96,21 @@ def test_the_judge_sees_lost_and_doubled_samples(changed: dict[str, object], wro
     assert (found.lost, found.twice) == (lost, twice)
 
 
+def test_under_decoupled_only_what_came_last_may_be_unsent() -> None:
+    mine = [(epoch, index) for epoch, index in ALL if index % 3 == 1]
+    lossy = replace(DEATH, sync="decoupled:every=4", strikes=(Strike(kind="loss", host=0, step=3),))
+
+    def lost(case: MachinesCase, missing: list[tuple[int, int]]) -> int:
+        used = frozenset((*one, 0) for one in ALL if one not in missing)
+        return judge(case, {0: replace(THROUGH, used=used), 1: replace(THROUGH, worker=1, taken=tuple(mine))}).lost
+
+    assert lost(lossy, mine[-50:]) == 0
+    assert lost(lossy, mine[-50:-1]) == 49
+    full = replace(lossy, strikes=(Strike(kind="full-journal", host=0, step=3),))
+    assert lost(full, mine[-32:]) == 0
+    assert lost(full, mine[-50:]) == 18
+
+
 @pytest.mark.skipif(bool(why_no_machines() or why_no_latency()), reason=why_no_machines() or why_no_latency())
 def test_twelve_faults_end_as_they_have_to() -> None:
     result = bench.run(True, lambda phase, what, part: None)

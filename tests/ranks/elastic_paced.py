@@ -2,8 +2,8 @@
 
 Usage: elastic_paced.py SYNC FOLDER EPOCHS [FAULT …]; a fault is before@W:N (worker W dies before its update number N),
 noted@W:N (once it has noted what is in it, and sent nothing), gave@W:N (when it has arrived), late@W:N (W takes the
-merge that it is in for failed, once somebody is gone), leave@W:N (told to leave before it), or door@W:N (worker W does
-not begin its update N before somebody asks to join).
+merge that it is in for failed, once somebody is gone), leave@W:N (told to leave before it), door@W:N (worker W does
+not begin its update N before somebody asks to join), or far@W (the store is far from worker W).
 """
 
 import json
@@ -69,6 +69,14 @@ def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> Non
     def lost(one: int, arrived: int) -> None:
         log.write(json.dumps(["lost", one, arrived]) + "\n")
 
+    if f"far@{worker}" in faults:
+        near = elastic.claims._store.texts
+
+        def far(keys: list[str]) -> list[str | None]:
+            time.sleep(0.05)
+            return near(keys)
+
+        elastic.claims._store.texts = far
     own.rounds(before)
     own.updates(begins=begins, gives=gives, gave=gave, lost=lost)
 

@@ -54,7 +54,9 @@ class MachinesCase:
     @property
     def silence_s(self) -> float:
         """The value of ``--silence``."""
-        return 30.0 if self.patient else 3.0
+        # TCP doubles its wait with each lost packet: after four in a row it has been silent for 3 s.
+        lossy = any(one.kind == "loss" for one in self.strikes)
+        return 30.0 if self.patient else 8.0 if lossy else 3.0
 
     @property
     def served(self) -> bool:

@@ -6,9 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from uneven.cluster.emulate.pure import names
-from uneven_bench.machines.cases import BATCH, EPOCHS, HOSTS, SAMPLES, STORE, UNSENT, MachinesCase, expected
+from uneven_bench.machines.cases import (
+    BATCH,
+    EPOCHS,
+    HOSTS,
+    OF_LINES,
+    SAMPLES,
+    STORE,
+    UNSENT,
+    MachinesCase,
+    expected,
+)
 
 Sample = tuple[int, int]  # epoch, index
 Use = tuple[int, int, int]  # and the worker
@@ -101,8 +112,11 @@ def _samples(case: MachinesCase, ends: Mapping[int, HostEnd]) -> tuple[list[Samp
     if not case.elastic or case.sync == "geo":
         forgiven = {sample for host in want.lost if host in ends for sample in ends[host].taken}
     if case.sync in UNSENT:
-        kept = slice(-2 * UNSENT[case.sync] * BATCH // HOSTS, None)
-        forgiven |= {sample for end in ends.values() for sample in end.taken[kept]}
+        # What a worker has moved since its last message. Where a line loses packets, that is long ago.
+        lossy = any(one.kind in OF_LINES for one in case.strikes)
+        most = None if lossy else 2 * UNSENT[case.sync] * BATCH // HOSTS
+        for end in ends.values():
+            forgiven |= set(takewhile(lambda one: one not in users, islice(reversed(end.taken), most)))
     all_samples = {(epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES)}
     missing = sorted(all_samples - users.keys() - forgiven)
     # A lost worker may have taken two batches from the list and not yet read them.

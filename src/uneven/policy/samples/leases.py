@@ -74,6 +74,9 @@ class HeldSamples:
     times: dict[str, Count] = field(default_factory=dict)  # epoch → how often it had taken samples
     update: Count = 0  # number of the update under way, or of the last one
     given: dict[str, tuple[Run, ...]] = field(default_factory=dict)  # epoch → held runs that are in this update
+    # The last update that this worker saw arrive, and its runs: the others may still lack it when this worker fails.
+    arrived: Count = 0
+    passed_on: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     first: Count = 0  # first epoch whose samples still matter
     aside: bool = False  # whether it waits elsewhere or has ended, so that no worker waits for its samples
 
@@ -87,8 +90,11 @@ class HeldSamples:
         return replace(self, update=update, given={str(epoch): tuple(those) for epoch, those in runs.items()})
 
     def gave(self) -> HeldSamples:
+        if not self.given:
+            return self
         held = {epoch: without(runs, self.given.get(epoch, ())) for epoch, runs in self.held.items()}
-        return replace(self, held={epoch: runs for epoch, runs in held.items() if runs}, given={})
+        left = {epoch: runs for epoch, runs in held.items() if runs}
+        return replace(self, held=left, given={}, arrived=self.update, passed_on=self.given)
 
     def since(self, epoch: int) -> HeldSamples:
         """Forget the samples of epochs before this one."""
@@ -96,15 +102,19 @@ class HeldSamples:
         times = {key: count for key, count in self.times.items() if int(key) >= epoch}
         return replace(self, held=held, times=times, first=max(epoch, self.first))
 
-    def undone(self, epoch: int, worker: int, book: SampleLeases, arrived: int) -> tuple[Run, ...]:
-        """Return the runs of an epoch that are not in ``arrived``, the last update of this worker that others have."""
+    def undone(self, epoch: int, worker: int, book: SampleLeases, arrived: int | None = None) -> tuple[Run, ...]:
+        """Return the runs of an epoch that are not in ``arrived``, the last update of this worker that others have; if
+        that is None, those that this worker has not seen arrive."""
         if epoch < self.first:
             return ()
-        mine = self.gave() if arrived >= self.update else self
-        held = mine.held.get(str(epoch), ())
+        key = str(epoch)
+        mine = self if arrived is None or arrived < self.update else self.gave()
+        held = mine.held.get(key, ())
+        if arrived is not None and arrived < self.arrived:
+            held = (*self.passed_on.get(key, ()), *held)
         # The leases may have a run that the worker could not note here before it failed.
         times, run = book.taken.get(str(worker), (0, (0, 0)))
-        return held if times <= self.times.get(str(epoch), 0) else (*held, run)
+        return held if times <= self.times.get(key, 0) else (*held, run)
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
+import time
+from collections.abc import Sequence
 
+from torch.distributed import DistNetworkError
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs mark it as private
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
+    RendezvousInfo,
     RendezvousParameters,
     dynamic_rendezvous,
     registry,
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from uneven.errors import ConfigError
-from uneven.runtime.launch.launch_spec import Launch
+from uneven.errors import ConfigError, LaunchError
+from uneven.runtime.launch.launch_spec import DEFAULT_PORT, Launch
 
-_MET_WITHIN_S = 900  # torchrun's
+MET_WITHIN_S = 300  # the longest wait of the first machine for the last one
+_QUIET_S = 10.0  # of this wait, without a line on the terminal
+_LOOK_EVERY_S = 0.1
 
 
 def keep_store(
@@ -56,21 +64,73 @@ class OneLauncher(StaticTCPRendezvous):
     def __init__(self, host: str, port: int, run_id: str) -> None:
         # torch's would listen on every interface, but it uses a store that is there already.
         store, port = keep_store(host, port)
-        super().__init__(host, port, rank=0, world_size=1, run_id=run_id, timeout=_MET_WITHIN_S)
+        super().__init__(host, port, rank=0, world_size=1, run_id=run_id, timeout=MET_WITHIN_S)
         self._store = store
 
 
+class NumberedLaunchers(StaticTCPRendezvous):
+    """The rendezvous of launchers with numbers (``--node-rank``).
+
+    Raises LaunchError with the numbers of those that have not reported within the time-out.
+    """
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            # torch's store would wait for all machines itself, and its error names none.
+            self._store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                is_master=self.rank == 0,
+                timeout=self.timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        found: RendezvousInfo = super().next_rendezvous()
+        found.store.set(f"reported/{self.rank}", "")
+        absent, began_s, quiet = [*range(self.world_size)], time.monotonic(), True
+        while True:
+            try:
+                absent = [one for one in absent if not found.store.check([f"reported/{one}"])]
+            except DistNetworkError:  # machine 0 has given up
+                raise self._without(absent, "and the launcher of machine 0 has ended") from None
+            waited_s = time.monotonic() - began_s
+            if not absent:
+                return found
+            if waited_s > self.timeout.total_seconds():
+                raise self._without(absent, f"within {self.timeout.total_seconds():g} s")
+            if quiet and waited_s > _QUIET_S:
+                quiet = False
+                print(f"uneven: waits for {_named(absent)}, which has not reported yet", file=sys.stderr)
+            time.sleep(_LOOK_EVERY_S)
+
+    def _without(self, absent: Sequence[int], how: str) -> LaunchError:
+        where, first = f"{self.master_addr}:{self.master_port}", absent[0]
+        return LaunchError(
+            f"{_named(absent)} of --nnodes {self.world_size} has not reported at {where} {how}: start `uneven run` "
+            f"there with --node-rank {first}, and check that it reaches this address"
+        )
+
+
+def _named(machines: Sequence[int]) -> str:
+    return f"machine {', '.join(map(str, machines))}"
+
+
 def rendezvous(launch: Launch, name: str) -> RendezvousHandler:
-    """Return the rendezvous of the launchers of the run ``name``, torch's if there are several.
+    """Return the rendezvous of the launchers of the run ``name``; torch's if several meet without numbers.
 
     Raises ConfigError if this machine cannot listen at the given address, RendezvousError without the other machine.
     """
     if launch.here is not None:
         return OneLauncher(*launch.here, name)
     least, most = launch.nodes
-    where = launch.backend, launch.rendezvous_endpoint
+    endpoint = launch.rendezvous_endpoint
+    if launch.backend == "static":
+        host, port = parse_rendezvous_endpoint(endpoint, default_port=DEFAULT_PORT)
+        return NumberedLaunchers(host, port, launch.node_rank, most, name, MET_WITHIN_S)
     # The launchers report their errors themselves, more briefly.
     logging.getLogger(dynamic_rendezvous.__name__).setLevel(logging.CRITICAL)
     return registry.get_rendezvous_handler(
-        RendezvousParameters(*where, name, least, most, launch.local_addr, rank=launch.node_rank, timeout=_MET_WITHIN_S)
+        RendezvousParameters(
+            launch.backend, endpoint, name, least, most, launch.local_addr, join_timeout=MET_WITHIN_S
+        )
     )

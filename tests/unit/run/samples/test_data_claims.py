@@ -39,7 +39,7 @@ class Played:
         if arrives:
             self.arrived[worker] += 1
             self.used.update(one for run in runs for one in range(*run))
-        if arrives and noted:
+        if noted:
             self.holdings[worker] = holding.gave().text()
 
     def lose(self, worker: int) -> None:
@@ -57,11 +57,11 @@ def test_each_sample_is_given_once_whoever_is_lost_and_when(seed: int) -> None:
     while True:
         worker = random.choice([*run.holdings])
         if random.random() < 0.06:
-            end = random.choice(["taken", "given", "arrived"])
+            end = random.choice(["taken", "given", "arrived", "seen"])
             if end == "taken":  # and died before it had noted that
                 run.take(worker, noted=False)
-            else:
-                run.give(worker, arrives=end == "arrived", noted=False)
+            else:  # "seen" to arrive by this worker alone: its machine lost its power before the others had it
+                run.give(worker, arrives=end == "arrived", noted=end == "seen")
             run.lose(worker)
             newest += 1
             run.holdings[newest] = ""
@@ -70,7 +70,7 @@ def test_each_sample_is_given_once_whoever_is_lost_and_when(seed: int) -> None:
         else:
             run.give(worker)
         book = book_of(run.book)
-        held = any(holding_of(text).undone(0, one, book, 0) for one, text in run.holdings.items())
+        held = any(holding_of(text).undone(0, one, book) for one, text in run.holdings.items())
         if book.next == N and not book.again and not held:
             break
     assert run.used == Counter(range(N))
@@ -104,9 +104,9 @@ def test_what_was_held_of_an_epoch_that_is_over_is_forgotten() -> None:
     assert holding.held == {"1": ((0, 4),)}
     assert holding.times == {"1": 1}
     book = SampleLeases(next=N, taken={"5": (1, (0, 4))})
-    assert holding.undone(0, 5, book, 0) == (), "as it has been through with that epoch"
-    assert holding.undone(1, 5, book, 0) == ((0, 4),)
-    assert HeldSamples().undone(0, 5, book, 0) == ((0, 4),), "taken, and lost before it was noted"
+    assert holding.undone(0, 5, book) == (), "as it has been through with that epoch"
+    assert holding.undone(1, 5, book) == ((0, 4),)
+    assert HeldSamples().undone(0, 5, book) == ((0, 4),), "taken, and lost before it was noted"
 
 
 def test_runs() -> None:

@@ -163,8 +163,8 @@ class LeasedSamples(StoredSampleCounter):
             book = self._book(epoch)
             if book.again:
                 return 1
-            holdings = {one: self._holding_of(one) for one in self.there() if one != self._store.rank}
-            busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book, 0)}
+            holdings = self._holdings_of_others()
+            busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book)}
             forgotten = [one for one in map(int, book.taken) if one in self._gone and one not in book.gone]
             for one in forgotten:  # declared lost, but it took samples of this epoch after that
                 self._take_back(epoch, one, self._holding_of(one), self._gone[one])
@@ -182,9 +182,9 @@ class LeasedSamples(StoredSampleCounter):
             time.sleep(_LOOK_S)
 
     def awaited(self) -> bool:
-        """Return whether another worker has started an update that this one has not; for runs with common updates."""
-        others = (self._holding_of(one) for one in self.there() if one != self._store.rank)
-        return any(it.update > self._holding.update for it in others)
+        """Return whether another worker has started an update that this one has not, and has not stepped aside; for
+        runs with common updates."""
+        return any(it.update > self._holding.update and not it.aside for it in self._holdings_of_others().values())
 
     # ---------------------------------------------------------------- as the counter
     def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
@@ -213,7 +213,7 @@ class LeasedSamples(StoredSampleCounter):
         """Return the counter of an epoch and the runs not trained on; exact only while no worker trains."""
         book = self._book(epoch)
         those = [int(one) for one in book.taken if int(one) not in book.gone]
-        held = [run for one in those for run in self._holding_of(one).undone(epoch, one, book, 0)]
+        held = [run for one in those for run in self._holding_of(one).undone(epoch, one, book)]
         return book.next, [*book.again, *held]
 
     def held(self) -> dict[str, object]:
@@ -254,6 +254,11 @@ class LeasedSamples(StoredSampleCounter):
 
     def _holding_of(self, worker: int) -> HeldSamples:
         return holding_of(self._text(self._key_of(worker)))
+
+    def _holdings_of_others(self) -> dict[int, HeldSamples]:
+        others = [one for one in self.there() if one != self._store.rank]
+        texts = self._store.texts([self._key_of(one) for one in others]) if others else []
+        return {one: holding_of(text) for one, text in zip(others, texts, strict=True)}
 
     def _key_of(self, worker: int) -> str:
         return f"holds/{self._lives}/{worker}"
