@@ -171,12 +171,13 @@ class _Game:
         kind = next((one.kind for one in case.strikes if one.host == number), "")
         pipe = self._pipe(folder / "journal") if kind == "hang-journal" else None
         if kind == "hang-save":
-            os.mkfifo(disk / "state.pt")
+            os.mkfifo(disk / "state")
         told = {
             "host": number,
             "hosts": list(case.workers),
             "notes": str(self._notes),
-            "save": str(disk / "state.pt") if kind.endswith("save") else "",
+            # To write a file again, room is freed first, which would be enough.
+            "save": {"hang-save": str(disk / "state"), "full-save": str(disk / "state-{}")}.get(kind, ""),
             "journal": str((folder if pipe else disk) / "journal") if kind.endswith("journal") else "",
             "step": next((one.step for one in case.strikes if one.host % HOSTS == number), 0),
         }

@@ -74,7 +74,7 @@ def main(told: dict[str, Any]) -> None:
                 time.sleep(_STEP_S)
             with session.evaluated():
                 if told["save"]:
-                    torch.save([model.state_dict(), torch.zeros(2**18)], told["save"])
+                    torch.save([model.state_dict(), torch.zeros(2**18)], told["save"].format(epoch))
     with session.evaluated():
         _note(notes / f"used-{host}", model.used.nonzero().tolist())
     session.close()

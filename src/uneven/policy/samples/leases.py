@@ -78,7 +78,7 @@ class HeldSamples:
     arrived: Count = 0
     passed_on: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     first: Count = 0  # first epoch whose samples still matter
-    aside: bool = False  # whether it waits elsewhere or has ended, so that no worker waits for its samples
+    aside: Count = 0  # evaluations that it has come to, with the one (or the end) that it is on its way to
 
     def took(self, epoch: int, times: int, run: Run) -> HeldSamples:
         key = str(epoch)

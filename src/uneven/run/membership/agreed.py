@@ -214,7 +214,7 @@ class BackgroundMembers(AgreedMembers):
         if self._in and not self._over:
             # It starts merge after merge. Otherwise one that waits for the end of an epoch would always be in one of
             # these, and would never rest.
-            self.claims.aside(True)
+            self.claims.aside()
             self._until(lambda: self._rested, IDLE)
 
     def _until(self, done: Callable[[], bool], says: float = NONE) -> None:

@@ -169,5 +169,5 @@ class FollowedMembers(ElasticRun):
         if self._met:
             self._closing = True
             self.membership.board.write(_CLOSING, "")
-            self.claims.aside(True)
+            self.claims.aside()
             self.membership.part_company(partial(self.membership.follow, closing=True))

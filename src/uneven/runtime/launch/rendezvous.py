@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from torch.distributed import DistNetworkError
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs mark it as private
+from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined] # the stubs hide TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -130,7 +129,5 @@ def rendezvous(launch: Launch, name: str) -> RendezvousHandler:
     # The launchers report their errors themselves, more briefly.
     logging.getLogger(dynamic_rendezvous.__name__).setLevel(logging.CRITICAL)
     return registry.get_rendezvous_handler(
-        RendezvousParameters(
-            launch.backend, endpoint, name, least, most, launch.local_addr, join_timeout=MET_WITHIN_S
-        )
+        RendezvousParameters(launch.backend, endpoint, name, least, most, launch.local_addr, join_timeout=MET_WITHIN_S)
     )

@@ -99,6 +99,7 @@ class ZmqLine:
         self._refresh_s = refresh_s
         self._keys: Keys = client_keys(directory)
         self._posted: deque[tuple[int, Any]] = deque()
+        self._remotes: dict[int, str] = {}  # shard → its address for other machines, as last read
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, _LINGER_MS)
         self._wakeup = self._context.socket(zmq.PAIR)
@@ -125,8 +126,7 @@ class ZmqLine:
         self._wake()
 
     def where(self, shard: int) -> str:
-        found = address(self._directory, shard)
-        return f"no address in {self._directory} yet" if found is None else found.remote
+        return self._remotes.get(shard, f"no address in {self._directory} yet")
 
     def close(self) -> None:
         if self._ended.is_set():
@@ -150,6 +150,8 @@ class ZmqLine:
     def _find(self, shard: int) -> Callable[[], Address | None]:
         def find() -> Address | None:
             found = address(self._directory, shard)
+            if found is not None:
+                self._remotes[shard] = found.remote  # the directory may be removed, together with the shard
             return found if self._local or found is None else found._replace(local=None)
 
         return find

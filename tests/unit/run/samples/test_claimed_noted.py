@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def test_an_update_begins_when_its_note_is_there() -> None:
     asked.calls.clear()
     claims.gives(1)
     assert asked.calls == ["set", "check"]  # the answer to the second shows that the first is done
-    claims.aside(True)
+    claims.aside()
     assert asked.calls[2:] == ["set"]  # nothing hangs on it
 
 
@@ -71,6 +72,34 @@ def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued
         assert [*other._book(0).again] == again, "once, however often the loss is reported"
     assert taken(other, 30).start == again[0][0], "requeued samples go first"
     assert lost.take(0, wanted(4)).result() is None
+
+
+def test_samples_of_one_that_hangs_in_an_evaluation_are_waited_for_and_come_again() -> None:
+    store, there, looks = HashStore(), [0, 1], []
+
+    def tend() -> bool:
+        looks.append(one.evaluations)
+        if looks.count(1) == 3:  # it sends no sign of life
+            there.remove(1)
+            one.lost(1, 0)
+        return True
+
+    one, other = (
+        LeasedSamples(
+            SessionStore(rank, 2, store), 5.0, ahead=False, members=(0, 1), tend=tend, there=lambda: tuple(there)
+        )
+        for rank in range(2)
+    )
+    one.sampler = SimpleNamespace(pass_over=0, cut=0, unused=())  # type: ignore[assignment]
+    taken(other, 4)
+    other.held()
+    assert one.waiting(0) == 0, "the other waits for this one"
+    one.held()
+    one.forget()
+    assert one.waiting(0) == 1
+    assert one._book(0).again == ((0, 4),)
+    for claims in (one, other):
+        claims.stop()
 
 
 def wanted(samples: int) -> SamplesWanted:

@@ -26,7 +26,8 @@ def test_launchers_name_the_machines_that_do_not_report(
 ) -> None:
     monkeypatch.setattr(rendezvous, "_QUIET_S", 0.1)
     (port,) = quiet_ports(1)
-    first, third = (NumberedLaunchers("127.0.0.1", port, rank, 4, "run", limit_s) for rank, limit_s in ((0, 1), (2, 60)))
+    first = NumberedLaunchers("127.0.0.1", port, 0, 4, "run", timeout=1)
+    third = NumberedLaunchers("127.0.0.1", port, 2, 4, "run", timeout=60)
     names = f"machine 1, 3 of --nnodes 4 has not reported at 127.0.0.1:{port}"
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(third.next_rendezvous)

@@ -49,6 +49,7 @@ class LeasedSamples(StoredSampleCounter):
         there: Callable[[], Members],
     ) -> None:
         super().__init__(store, timeout_s, ahead=ahead)
+        self.evaluations = 0  # that this worker has come to
         self._eras: list[tuple[int, Members]] = [(0, members)]
         self._tend = tend
         self.there = there
@@ -93,10 +94,11 @@ class LeasedSamples(StoredSampleCounter):
         with self._lock:
             self._holding = self._holding.gave()
 
-    def aside(self, flag: bool) -> None:
-        """Record whether this worker has stepped aside, so that no worker waits for the samples it holds."""
+    def aside(self) -> None:
+        """Record that this worker is on its way to its next evaluation, or to its end. It will wait there for the others,
+        so those that have not come there do not wait for the samples that it holds."""
         with self._lock:
-            self._holding = replace(self._holding, aside=flag)
+            self._holding = replace(self._holding, aside=self.evaluations + 1)
             self._note()
 
     def _note(self) -> None:
@@ -164,7 +166,7 @@ class LeasedSamples(StoredSampleCounter):
             if book.again:
                 return 1
             holdings = self._holdings_of_others()
-            busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book)}
+            busy = {one for one, it in holdings.items() if not self._waits_for_me(it) and it.undone(epoch, one, book)}
             forgotten = [one for one in map(int, book.taken) if one in self._gone and one not in book.gone]
             for one in forgotten:  # declared lost, but it took samples of this epoch after that
                 self._take_back(epoch, one, self._holding_of(one), self._gone[one])
@@ -182,9 +184,10 @@ class LeasedSamples(StoredSampleCounter):
             time.sleep(_LOOK_S)
 
     def awaited(self) -> bool:
-        """Return whether another worker has started an update that this one has not, and has not stepped aside; for
-        runs with common updates."""
-        return any(it.update > self._holding.update and not it.aside for it in self._holdings_of_others().values())
+        """Return whether another worker that is not on its way to an evaluation has started an update that this one has
+        not; for runs with common updates."""
+        others = self._holdings_of_others().values()
+        return any(it.update > self._holding.update and not self._waits_for_me(it) for it in others)
 
     # ---------------------------------------------------------------- as the counter
     def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
@@ -217,12 +220,9 @@ class LeasedSamples(StoredSampleCounter):
         return book.next, [*book.again, *held]
 
     def held(self) -> dict[str, object]:
-        self.aside(True)
+        self.aside()
+        self.evaluations += 1
         return {}  # the store knows the samples already
-
-    def forget(self) -> None:
-        super().forget()
-        self.aside(False)
 
     def learn(self, words: Iterable[dict[str, object]]) -> None: ...
 
@@ -254,6 +254,9 @@ class LeasedSamples(StoredSampleCounter):
 
     def _holding_of(self, worker: int) -> HeldSamples:
         return holding_of(self._text(self._key_of(worker)))
+
+    def _waits_for_me(self, one: HeldSamples) -> bool:
+        return one.aside > self.evaluations
 
     def _holdings_of_others(self) -> dict[int, HeldSamples]:
         others = [one for one in self.there() if one != self._store.rank]
@@ -328,7 +331,7 @@ class OwnPace:
 
     def take_over(self, state: dict[str, Any]) -> None:
         assert isinstance(self.counter, LeasedSamples)
-        self.barrier.number = state["met"]
+        self.barrier.number = self.counter.evaluations = state["met"]
         self.counter.adopt(state["lives"])
         self.counter.changed(0, self.counter.there())
         if self.counter.sampler is not None:
