@@ -48,15 +48,18 @@ class MachinesCase:
 
     @property
     def timeout_s(self) -> float:
-        """The value of ``--timeout``."""
-        return 30.0 if self.patient else 6.0
+        """The value of ``--timeout``; longer than ``--silence``."""
+        return 30.0 if self.patient else 12.0 if self._lossy else 6.0
 
     @property
     def silence_s(self) -> float:
         """The value of ``--silence``."""
         # TCP doubles its wait with each lost packet: after four in a row it has been silent for 3 s.
-        lossy = any(one.kind == "loss" for one in self.strikes)
-        return 30.0 if self.patient else 8.0 if lossy else 3.0
+        return 30.0 if self.patient else 8.0 if self._lossy else 3.0
+
+    @property
+    def _lossy(self) -> bool:
+        return any(one.kind == "loss" for one in self.strikes)
 
     @property
     def served(self) -> bool:

@@ -95,8 +95,8 @@ class LeasedSamples(StoredSampleCounter):
             self._holding = self._holding.gave()
 
     def aside(self) -> None:
-        """Record that this worker is on its way to its next evaluation, or to its end. It waits there for the others, and
-        those that have not come there do not wait for the samples that it holds."""
+        """Record that this worker is on its way to its next evaluation, or to its end. It waits there for the others,
+        and those that have not come there do not wait for the samples that it holds."""
         with self._lock:
             self._holding = replace(self._holding, aside=self.evaluations + 1)
             self._note()
