@@ -103,8 +103,8 @@ class HeldSamples:
         return replace(self, held=held, times=times, first=max(epoch, self.first))
 
     def undone(self, epoch: int, worker: int, book: SampleLeases, arrived: int | None = None) -> tuple[Run, ...]:
-        """Return the runs of an epoch that are not in ``arrived``, the last update of this worker that others have; if
-        that is None, those that this worker has not seen arrive."""
+        """Return the runs of an epoch that are not in ``arrived``, the last update of this worker that others have. If
+        it is None, return those that this worker has not seen arrive."""
         if epoch < self.first:
             return ()
         key = str(epoch)

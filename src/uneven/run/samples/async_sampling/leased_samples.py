@@ -184,8 +184,8 @@ class LeasedSamples(StoredSampleCounter):
             time.sleep(_LOOK_S)
 
     def awaited(self) -> bool:
-        """Return whether another worker that is not on its way to an evaluation has started an update that this one has
-        not; for runs with common updates."""
+        """Return whether another worker has started an update that this one has not, and is not on its way to an
+        evaluation. For runs with common updates."""
         others = self._holdings_of_others().values()
         return any(it.update > self._holding.update and not self._waits_for_me(it) for it in others)
 
