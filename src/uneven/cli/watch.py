@@ -83,15 +83,16 @@ def watch(
             raise JournalError(f"{run} is not a run directory: {hint}")
     if form is answer.Form.JSON and not once:
         raise ConfigError("--format json needs --once: the live view has no form in JSON")
+    live = {"--web": web, "--log-to": log_to, "--prometheus": prometheus}
+    others = [name for name, given in live.items() if given]
     if once:
-        if web or log_to:
-            raise ConfigError("--once with --web or --log-to: leave one out")
+        if others:
+            raise ConfigError(f"--once with {others[0]}: leave one out")
         _print_once(run, form)
         return
     if web:
-        if log_to or prometheus:
-            other = "--log-to" if log_to else "--prometheus"
-            raise ConfigError(f"--web with {other}: start `uneven watch` twice")
+        if others[1:]:
+            raise ConfigError(f"--web with {others[1]}: start `uneven watch` twice")
         _serve(run, port, max(every, 0.5))
         return
     tracking = LiveTracking(run.resolve().name, trackers(log_to)) if log_to else None

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import PHASES
 from uneven.journal.report.pure.live_state import RunProgress
-from uneven.journal.report.terminal import WatchedRun, over
+from uneven.journal.report.terminal import WatchedRun, condition
 
 _LATE = (0, 1, 2, 4, 8, 16, 32, 64)  # bounds of the histogram of staleness, in steps
 
@@ -43,7 +43,7 @@ class RunMetrics(Collector):
 
 def metrics(state: RunProgress) -> Iterator[Metric]:
     """Yield the metrics of a state; those of the moment only while the run continues."""
-    running = bool(state.runs) and not over(state)
+    running = condition(state) == "running"
     if 0 in state.runs:
         settings = state.runs[0].settings
         about = {key: str(settings[key]) for key in ("balance", "sync") if key in settings}
