@@ -14,14 +14,16 @@ PICTURE = Path(__file__).with_name("concepts.svg")
 SHARES = (248, 156, 75, 33)
 """Samples of each worker, from the quickstart's run."""
 COLOURS = ("#0173b2", "#de8f05", "#029e73", "#cc78bc")
-WIDTH, HEIGHT = 900, 452
-LEFT, BAR = 40, 600
+WIDTH, HEIGHT = 640, 500
+LEFT, BAR = 16, 452
 """Where the global batch begins, and its width."""
+RIGHT = LEFT + BAR + 22
+"""Where the column of the balancer begins."""
 INK, SOFT = "#222", "#666"
 
 
 def text(
-    x: float, y: float, words: str, size: int = 15, anchor: str = "start", weight: int = 400, ink: str = INK
+    x: float, y: float, words: str, size: int = 17, anchor: str = "start", weight: int = 400, ink: str = INK
 ) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
@@ -59,16 +61,14 @@ def lines() -> Iterator[str]:
 
 def batch() -> Iterator[str]:
     """The global batch, divided into shares."""
-    yield text(LEFT, 34, "Global batch: 512 samples", weight=700)
+    yield text(LEFT, 32, "Global batch: 512 samples", weight=700)
     total = sum(SHARES)
     ends = list(accumulate(SHARES))
     for rank, (share, end) in enumerate(zip(SHARES, ends, strict=True)):
         x, width = LEFT + BAR * (end - share) / total, BAR * share / total
-        yield box(x, 46, width - 3, 38, COLOURS[rank], COLOURS[rank])
-        yield text(x + width / 2 - 1.5, 71, str(share), anchor="middle", weight=700, ink="#fff")
-        middle = LEFT + BAR * (rank + 0.5) / len(SHARES)
-        yield arrow((x + width / 2 - 1.5, 86), (middle, 122))
-    yield text(LEFT + BAR + 14, 71, "split into shares", ink=SOFT)
+        yield box(x, 46, width - 3, 40, COLOURS[rank], COLOURS[rank])
+        yield text(x + width / 2 - 1.5, 72, str(share), anchor="middle", weight=700, ink="#fff")
+        yield arrow((x + width / 2 - 1.5, 88), (LEFT + BAR * (rank + 0.5) / len(SHARES), 126))
 
 
 def workers() -> Iterator[str]:
@@ -76,34 +76,36 @@ def workers() -> Iterator[str]:
     width = BAR / len(SHARES)
     for rank in range(len(SHARES)):
         x = LEFT + width * rank
-        yield box(x + 6, 126, width - 12, 84)
-        yield text(x + width / 2, 150, f"Worker {rank}", anchor="middle", weight=700)
-        yield text(x + width / 2, 172, "model · optimizer", 13, "middle", ink=SOFT)
-        yield f'<rect x="{x + 22:g}" y="184" width="{width - 44:g}" height="12" rx="2" fill="{COLOURS[rank]}"/>'
-        yield arrow((x + width / 2, 212), (x + width / 2, 240))
-    yield text(LEFT + BAR + 14, 195, "equal compute times", ink=SOFT)
-    yield box(LEFT + 6, 244, BAR - 12, 46, "#eef3f8")
-    yield text(LEFT + BAR / 2, 273, "Policy: which exchange, and who waits (bsp: mean of gradients)", anchor="middle")
+        yield box(x + 4, 130, width - 8, 88)
+        yield text(x + width / 2, 154, f"Worker {rank}", anchor="middle", weight=700)
+        yield text(x + width / 2, 176, "model", 15, "middle", ink=SOFT)
+        yield f'<rect x="{x + 16:g}" y="190" width="{width - 32:g}" height="14" rx="2" fill="{COLOURS[rank]}"/>'
+        yield arrow((x + width / 2, 220), (x + width / 2, 248))
+    yield text(RIGHT - 12, 192, "equal", 15, ink=SOFT)
+    yield text(RIGHT - 12, 210, "compute times", 15, ink=SOFT)
+    yield box(LEFT + 4, 252, BAR - 8, 66, "#eef3f8")
+    yield text(LEFT + BAR / 2, 279, "Policy: which exchange, and who waits", anchor="middle", weight=700)
+    yield text(LEFT + BAR / 2, 303, "bsp: the mean of the gradients, in every step", 15, "middle", ink=SOFT)
 
 
 def around() -> Iterator[str]:
     """The balancer at the right, and the journal below."""
-    right = LEFT + BAR + 60
-    yield box(right, 236, 190, 62, "#eef3f8")
-    yield text(right + 95, 262, "Balancer", anchor="middle", weight=700)
-    yield text(right + 95, 284, "decides the next split", 13, "middle", ink=SOFT)
-    yield arrow((LEFT + BAR - 4, 267), (right - 4, 267))
-    yield text(LEFT + BAR + 26, 258, "speeds", 13, "middle", ink=SOFT)
-    yield arrow((right + 160, 234), (right + 160, 29), (LEFT + 215, 29))
-    yield arrow((LEFT + BAR / 2, 292), (LEFT + BAR / 2, 330))
-    yield box(LEFT + 6, 334, BAR - 12, 104, "#f6f6f6")
-    yield text(LEFT + 22, 358, "Run directory", weight=700)
-    yield box(LEFT + 22, 372, 250, 50)
-    yield text(LEFT + 147, 394, "Journal", anchor="middle", weight=700)
-    yield text(LEFT + 147, 413, "steps, shares, waits, events", 13, "middle", ink=SOFT)
-    yield arrow((LEFT + 274, 397), (LEFT + 340, 397))
-    yield text(LEFT + 350, 392, "uneven watch")
-    yield text(LEFT + 350, 413, "uneven report")
+    width = WIDTH - RIGHT - 10
+    yield arrow((LEFT + BAR - 2, 285), (RIGHT - 2, 285))
+    yield box(RIGHT + 2, 238, width, 94, "#eef3f8")
+    for line, (words, weight) in enumerate([("Balancer", 700), ("speeds in,", 400), ("next split out", 400)]):
+        size, ink = (17, INK) if weight == 700 else (15, SOFT)
+        yield text(RIGHT + 2 + width / 2, 264 + 25 * line, words, size, "middle", weight, ink)
+    yield arrow((WIDTH - 24, 236), (WIDTH - 24, 27), (LEFT + 238, 27))
+    yield arrow((LEFT + BAR / 2, 320), (LEFT + BAR / 2, 352))
+    yield box(LEFT + 4, 356, BAR - 8, 126, "#f6f6f6")
+    yield text(LEFT + 20, 384, "Run directory", weight=700)
+    yield box(LEFT + 20, 400, 232, 64)
+    yield text(LEFT + 136, 427, "Journal", anchor="middle", weight=700)
+    yield text(LEFT + 136, 450, "steps, shares, waits, events", 15, "middle", ink=SOFT)
+    yield arrow((LEFT + 254, 432), (LEFT + 300, 432))
+    yield text(LEFT + 308, 427, "uneven watch")
+    yield text(LEFT + 308, 450, "uneven report")
 
 
 def drawn() -> str:
