@@ -31,6 +31,7 @@ smartquotes = False  # it would turn the two hyphens of an option into a dash
 maximum_signature_line_length = 88
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # furo's own underlines modules, as if they were links
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"uneven {version}"
