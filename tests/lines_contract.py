@@ -47,7 +47,7 @@ def _pairs(lines: Lines) -> None:
     pair = lines.open("pair", [1, 0])
     assert pair.members == (0, 1)
     if lines.rank > 1:
-        with pytest.raises(ConfigError, match=r"rank \d is none of its members"):
+        with pytest.raises(ConfigError, match=r"rank \d is not one of its members"):
             pair.sum(torch.ones(1))
         return
     peer = 1 - lines.rank

@@ -50,7 +50,7 @@ def test_every_promised_policy_has_a_section() -> None:
     titles = re.findall(r"^## (.*)$", ARCHITECTURE, flags=re.MULTILINE)
     wanted = [
         *("BSP", "SSP(s)", "Backup workers(b)", "Local SGD(every)", "Shadow(EASGD)", "DS-Sync"),
-        *("Gaia: Geo(inner, threshold)", "LB-BSP on GPUs", "A worker leaves or joins in mid-run"),
+        *("Gaia: Geo(inner, threshold)", "LB-BSP on GPUs", "A worker leaves or joins mid-run"),
     ]
     assert [title for title in titles if title in wanted] == wanted
     for section in ARCHITECTURE.split("\n## ")[-len(wanted) :]:
@@ -92,7 +92,7 @@ def test_shadow_puts_every_exchange_into_the_background(page: SimpleNamespace) -
         assert [one.payload for one in plan.exchanges] == [one.payload for one in inner.plan(seen).exchanges]
         assert not plan.waits
         assert page.Shadow(inner).evaluated is inner.evaluated
-    with pytest.raises(ConfigError, match="gradient cannot take place at the moment 'background'"):
+    with pytest.raises(ConfigError, match="gradient does not fit the moment 'background'"):
         page.Shadow(BSP()).plan(view())
 
 
@@ -149,7 +149,7 @@ def test_contradictions_are_refused_where_they_are_made(page: SimpleNamespace) -
         replace(fine, quorum=Quorum(count=5))
     with pytest.raises(ConfigError, match="do not divide"):
         replace(fine, parties=((0, 1), (1, 2, 3)))
-    with pytest.raises(ConfigError, match="parameters cannot take place at the moment 'backward'"):
+    with pytest.raises(ConfigError, match="parameters does not fit the moment 'backward'"):
         replace(fine, payload=Payload.PARAMETERS)
 
 
@@ -363,7 +363,7 @@ def test_the_reference_says_what_the_notes_of_the_lists_mean() -> None:
     noted = [name for name, note in predictors.notes.items() if note == "costly"]
     assert noted
     assert all(f"`{name}` *(costly)*" in page for name in noted)
-    assert "**When the costly ones pay.**" in page
+    assert "**When the costly ones pay off.**" in page
 
 
 def unpinned(makefile: str) -> list[str]:

@@ -30,7 +30,7 @@ PATTERNS: dict[str, dict[str, Any]] = RULES["pattern"]
 CODE = re.compile(
     r"^ *(```|~~~).*?^ *\1|(`+)(?:(?!\n\s*\n).)+?\2|(?<=\]\()[^)\s]+|<!--.*?-->|https?://\S+", re.DOTALL | re.MULTILINE
 )
-COMMENT = re.compile(r"(?:^\s*|  )(#)(?: |$)(.*)")
+COMMENT = re.compile(r"(?:^\s*|  )(#):?(?: |$)(.*)")
 LITERAL_BLOCK = re.compile(r"(?<=::\n)(\s*\n|(?P<indent> +)\S.*\n(?:(?P=indent).*(?:\n|\Z)|\s*\n)*)+")
 ZERO = ("first", "help")
 FIRST = [ROOT / "docs" / name for name in ("getting-started", "compare")]

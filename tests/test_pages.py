@@ -50,8 +50,12 @@ def named(path: Path) -> str:
 START = ROOT / "docs" / "start.md"
 
 RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
-LONG = (START, *(ROOT / "docs" / "how-to" / name for name in ("focus.md", "notebook.md")))
-"""Pages that tests/system runs: they train for long, or on several workers."""
+LONG = (
+    START,
+    *(ROOT / "docs" / "how-to" / name for name in ("focus.md", "notebook.md")),
+    *(ROOT / "docs" / "api").glob("*.md"),
+)
+"""Pages that tests/system runs: they train for long, or on several workers, or are the examples of the API."""
 
 
 def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:

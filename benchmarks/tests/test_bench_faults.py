@@ -121,7 +121,7 @@ def test_files_that_a_dead_process_cannot_remove_may_stay() -> None:
     ("said", "named"),
     [
         ("error: rank 1 (process 7) was killed", True),
-        ("rank 1 (process 7) was killed; the others go on\nuneven: the run has come to its end", True),
+        ("rank 1 (process 7) was killed; the others continue\nuneven: the run has finished", True),
         ("rank 1 is slow\nerror: rank 0 (process 7) ended: rank 2 did not take part", False),
         ("error: rank 0 ended: rank 2 did not take part (noticed by rank 1: closed)", False),
         ("error: rank 0 ended: rank 1, 2 did not come", False),

@@ -38,7 +38,7 @@ class UnevenError(Exception):
 
 
 class ConfigError(UnevenError, ValueError):
-    """A setting is wrong. Raised before any training starts."""
+    """A setting is wrong; raised before any training starts."""
 
 
 class UnknownNameError(ConfigError):
@@ -61,17 +61,17 @@ class UnknownNameError(ConfigError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to this one; None if none is similar."""
+    """Return the name of ``known`` that is most similar to ``name``; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
 def install_hint(what: str) -> str:
-    """Return the command that installs an extra (``.[ray]``) or ``./benchmarks``. No package index has uneven."""
+    """Return the command that installs ``what``, an extra (``.[ray]``) or ``./benchmarks``."""
     return f"pip install '{what}' in the folder of uneven's source"
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an error without the path that Python adds to it, because the message has the path already."""
+    """Return the text of ``error`` without the path that Python adds, because our message has the path already."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

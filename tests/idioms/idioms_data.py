@@ -99,7 +99,7 @@ def left_out(session: Any) -> nn.Module:
 
 
 @idiom("a `collate_fn` that drops samples, with `session.weighted(number that remains)`", DATA,
-       like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("average parameters there")))  # fmt: skip
+       like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("averages parameters")))  # fmt: skip
 def left_out_and_weighted(session: Any) -> nn.Module:
     model, optimizer = session.setup(model := mlp(), sgd(model))
     batches = session.loader(samples(), X, collate_fn=without_rare)
@@ -197,7 +197,7 @@ def sampler(session: Any) -> nn.Module:
     return trained(session, samples(), sampler=DistributedSampler(samples()))
 
 
-SPLIT = Refused(r"data set of rank [\d, ]+ is not that of rank 0.*random_state=0")
+SPLIT = Refused(r"data set of rank [\d, ]+ differs from that of rank 0.*random_state=0")
 
 
 @idiom("each rank's own random split (`random_split` without a generator, `train_test_split` without a seed)", DATA,
@@ -234,7 +234,7 @@ class Growing(TensorDataset):
         super().__init__(*(one[: N // 2] for one in tensors()))
 
 
-@idiom("a data set that grows between two epochs", DATA, whole=False, expect=Refused("change between two sessions"))
+@idiom("a data set that grows between two epochs", DATA, whole=False, expect=Refused("use another uneven.Session"))
 def growing(session: Any) -> nn.Module:
     model = mlp()
     model, optimizer = session.setup(model, sgd(model))

@@ -71,7 +71,7 @@ def read_ahead(loader: Any) -> Iterator[Any]:
 
 
 @idiom("a thread that prefetches from the loader (`prefetch_generator`, `BackgroundGenerator`)", LOOPS,
-       by=dict.fromkeys(("bsp moving", "local", "shadow:ma", "asp"), Refused("a thread reads")))  # fmt: skip
+       by=dict.fromkeys(("bsp moving", "local", "shadow:ma", "asp"), Refused("one thread reads")))  # fmt: skip
 def read_by_thread(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -81,7 +81,7 @@ def read_by_thread(session: Any) -> nn.Module:
 
 
 AGAIN = {"local": Refused("used again"), "asp": Refused("used again"), "shadow:ma": Agrees("at its own pace")}
-"""Where parameters are exchanged when the next batch is asked for, an earlier one has been exchanged already."""
+"""Where exchanges parameters when the next batch is requested, an earlier one has been exchanged already."""
 
 
 @idiom("`list(loader)` once, used for several epochs", LOOPS, whole=False, by=AGAIN)
@@ -114,7 +114,7 @@ def kept_and_cycled(session: Any) -> nn.Module:
 
 
 @idiom("one batch for all steps (`x, y = next(iter(loader))`), to see whether it overfits", LOOPS, whole=False,
-       by=apart("parameters are exchanged when the next batch is asked for"))  # fmt: skip
+       by=apart("exchanges parameters when the next batch is requested"))  # fmt: skip
 def overfitted(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     x, y = next(iter(loader))

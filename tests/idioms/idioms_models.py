@@ -87,7 +87,7 @@ def unused_by_turns(session: Any) -> nn.Module:
 
 @idiom("unused parameters, without `find_unused_parameters=True`", MODELS,
        expect=Refused("find_unused_parameters=True"),
-       by=apart("parameters are exchanged"))  # fmt: skip
+       by=apart("exchanges parameters"))  # fmt: skip
 def unused_and_unsaid(session: Any) -> nn.Module:
     return trained(session, Spare(turns=False))
 
@@ -335,7 +335,7 @@ def called_functionally(session: Any) -> nn.Module:
 
 
 @idiom("gradients by `torch.func.grad`, put into `.grad`", DIFFERENTIATED, whole=False,
-       expect=Refused("no gradients were exchanged"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("no gradients were exchanged"), by=apart("exchanges parameters"))  # fmt: skip
 def func_grads(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
 
@@ -351,7 +351,7 @@ def func_grads(session: Any) -> nn.Module:
 
 
 @idiom("gradients by `torch.autograd.grad`, put into `.grad`", DIFFERENTIATED, whole=False,
-       expect=Refused("no gradients were exchanged"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("no gradients were exchanged"), by=apart("exchanges parameters"))  # fmt: skip
 def autograd_grads(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for x, y in loader:
@@ -363,7 +363,7 @@ def autograd_grads(session: Any) -> nn.Module:
 
 
 @idiom("gradients by `torch.autograd.grad`, and a manual update", DIFFERENTIATED, whole=False,
-       expect=Refused("no gradients were exchanged"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("no gradients were exchanged"), by=apart("exchanges parameters"))  # fmt: skip
 def updated_by_hand(session: Any) -> nn.Module:
     model = session.setup(mlp())
     loader = session.loader(samples(), X)

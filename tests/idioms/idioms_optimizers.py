@@ -316,7 +316,7 @@ def new_head(session: Any) -> nn.Module:
 
 
 @idiom("the optimizer's step inside gradient hooks (`register_post_accumulate_grad_hook`)", OPTIMIZERS, whole=False,
-       expect=Refused("hook|setup|exchange"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("hook|setup|exchange"), by=apart("exchanges parameters"))  # fmt: skip
 def step_in_backward(session: Any) -> nn.Module:
     model = session.setup(mlp())
     optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}

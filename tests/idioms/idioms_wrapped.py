@@ -131,7 +131,7 @@ def fsdp2_after(session: Any) -> nn.Module:
 
 
 @idiom("`model.forward(x)` or parts of the model, past its hooks", WRAPPED,
-       expect=Refused("no gradients were exchanged"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("no gradients were exchanged"), by=apart("exchanges parameters"))  # fmt: skip
 def past_the_hooks(session: Any) -> nn.Module:
     model = mlp()
     model, optimizer = session.setup(model, sgd(model))
@@ -160,7 +160,7 @@ def loaded_before(session: Any) -> nn.Module:
 
 
 @idiom("weights loaded on rank 0 alone, after `setup`", SESSIONS,
-       expect=Refused("weight differs, with sums of"), by=apart("parameters are exchanged"))  # fmt: skip
+       expect=Refused("weight differs, with sums of"), by=apart("exchanges parameters"))  # fmt: skip
 def loaded_after(session: Any) -> nn.Module:
     model = session.setup(mlp())
     if session.rank == 0:

@@ -143,7 +143,7 @@ def test_means_are_over_all_workers(me: RankContext, tmp_path: Path) -> None:
 def test_what_cannot_be_counted_is_refused(me: RankContext) -> None:
     session, model, _, loader = started()
     for wrong in (-1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match=r"give what the mean is divided by"):
+        with pytest.raises(ConfigError, match=r"give the divisor of the mean"):
             session.weighted(wrong)
     with pytest.raises(TrainingError, match="no forward pass of the model"), session.weighted(1):
         pass
@@ -173,7 +173,7 @@ def test_alone_all_is_as_it_is() -> None:
     session = uneven.Session()
     with pytest.raises(ConfigError, match=r"session\.weighted comes after session\.setup"):
         session.weighted(1)
-    with pytest.raises(ConfigError, match=r"comes after session\.setup"):
+    with pytest.raises(ConfigError, match=r"come after session\.setup"):
         session.mean(1.0)
     session.close()
     session, model, optimizer, loader = started()

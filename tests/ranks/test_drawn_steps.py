@@ -76,7 +76,7 @@ def test_unequal_parts_of_drawn_batches_are_one_batch(me: RankContext) -> None:
     later.load_state_dict(state)
     with later.step(batch_size=X):
         assert later.state_dict()["loader"] == '{"drawn": 7}'
-    with pytest.raises(ConfigError, match=r"batch_size=24.*the global batch of the first one was 12"):
+    with pytest.raises(ConfigError, match=r"batch_size=24.*the first one had 12"):
         later.share(2 * X)
     later.close()
 
@@ -100,7 +100,7 @@ def test_workers_with_parts_of_their_own_count_by_their_samples(me: RankContext)
 @ranks(2)
 def test_what_cannot_be_is_refused_by_name(me: RankContext) -> None:
     session, *_ = started(sync="asp", balance="even")
-    with pytest.raises(ConfigError, match=r"a counter that only session\.loader has"):
+    with pytest.raises(ConfigError, match=r"which only session\.loader supports"):
         session.share(X)
     session.close()
     session, *_ = started()
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_name(me: RankContext) -> None:
     session.close()
     other, *_ = started()
     other.load_state_dict(state)
-    with pytest.raises(CheckpointError, match="resume with a loader"):
+    with pytest.raises(CheckpointError, match="use a loader"):
         other.share(X)
     other.close()
 
@@ -176,7 +176,7 @@ def test_what_is_no_number_of_samples_is_refused(size: Any) -> None:
     session, *_ = started()
     with pytest.raises(ConfigError, match="give a number of samples"), session.step(batch_size=size):
         pass
-    why = "not all may be 0" if size == 0 else "give a number of samples"
+    why = "at least one must be above 0" if size == 0 else "give a number of samples"
     with pytest.raises(ConfigError, match=why), session.step(samples=size):
         pass
     session.close()

@@ -115,7 +115,7 @@ def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     check(tmp_path, 3, {4})
     assert "rank 3 " in said, said
     assert "rank 1 " in said, said
-    assert "worker 2 was told to leave" in said, said
+    assert "worker 2 got a request to leave" in said, said
     assert json.loads((tmp_path / "2.jsonl").read_text().splitlines()[-1])[1] == 45
     assert "worker 4 has joined" in said_there, said_there
     assert noted(folder, 2) == [((3,), ()), ((1,), ()), ((), (4,))]
@@ -149,15 +149,15 @@ def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> N
     folder = tmp_path / "run"
     words = ["--nproc", 2, "--elastic", "1:2", "--leave-on", "USR1", "--run-dir", folder, script]
     with serving(MetadataService(quiet=2)) as url, run(*words, url, merged=True) as it:
-        while "workers go on" not in it.printed():
+        while "workers continue" not in it.printed():
             assert it.poll() is None, it.printed()
             time.sleep(0.02)
         it.send_signal(signal.SIGUSR1)
         said = it.communicate(100)[0]
     assert it.returncode == 128 + signal.SIGUSR1, said
     assert "worker 1: its machine goes in 1" in said
-    assert "worker 1 was told to leave, and has left" in said, said
-    assert "worker 0 was told to leave, and has left" in said
+    assert "worker 1 got a request to leave, and left" in said, said
+    assert "worker 0 got a request to leave, and left" in said
     assert "stopped by SIGUSR1" in said
 
 

@@ -72,4 +72,4 @@ def test_without_the_store_the_run_ends_with_an_error_that_names_it(tmp_path: Pa
         complaint, said = store.communicate(100)[1], it.communicate(100)[1]
     assert (store.returncode, it.returncode) == (128 + signal.SIGINT, 1), complaint + said
     assert "stopped by SIGINT, and worker 0 cannot continue without the store" in complaint
-    assert "worker 0 cannot reach the store of the run: the process that keeps it has ended" in said, said
+    assert "worker 0 cannot reach the store of the run: its process ended" in said, said

@@ -138,7 +138,7 @@ def test_auto_is_what_the_profile_measures(me: RankContext) -> None:
 @ranks(2)
 def test_what_is_refused(me: RankContext) -> None:
     for wrong in (0, "some", 2.5):
-        with uneven.Session() as session, pytest.raises(ConfigError, match="give the samples that fit into one pass"):
+        with uneven.Session() as session, pytest.raises(ConfigError, match="give the samples of one pass"):
             session.loader(TensorDataset(*data()), X, microbatch=wrong)  # type: ignore[arg-type]
     with uneven.Session() as session:
         with pytest.raises(ConfigError, match=r"comes after session.setup"):
@@ -146,7 +146,7 @@ def test_what_is_refused(me: RankContext) -> None:
         model = net().double()
         session.setup(model, sgd(model))
         loader = session.loader(TensorDataset(*data()), X, microbatch=2)
-        with pytest.raises(DataError, match="holds no tensor"):
+        with pytest.raises(DataError, match="a batch with a tensor"):
             next(iter(session.passes({"text": "none"})))
         batch = next(iter(loader))
         pieces = iter(session.passes(batch))
@@ -168,5 +168,5 @@ def test_a_batch_of_any_shape_is_cut() -> None:
     graphs = [SimpleNamespace(x=torch.zeros(3)) for _ in range(4)]
     assert cut([torch.zeros(4, 0), graphs], 4, 1, 3)[1] == graphs[1:3], "a list of samples"
     assert _rows([torch.zeros(4, 0), torch.zeros(2)]) == 4
-    with pytest.raises(DataError, match="of a SimpleNamespace: it holds no tensor"):  # which could not be cut
+    with pytest.raises(DataError, match="of a SimpleNamespace: give a batch with a tensor"):  # which could not be cut
         _rows(graphs[0])

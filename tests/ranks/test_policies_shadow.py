@@ -165,7 +165,7 @@ def test_who_is_gone_is_named_where_the_training_is(me: RankContext) -> None:
     if me.rank == 1:
         inside(run.session).cut_parameters()  # as if it had ended: its connections are gone
     else:
-        with pytest.raises(PeerError, match=r"the exchange of parameters beside step \d+: rank 1 did not take part"):
+        with pytest.raises(PeerError, match=r"the exchange of parameters during step \d+: rank 1 did not take part"):
             epochs(run)
     dist.barrier()  # it is alive until the other one has asked
     run.agreement._begun = me.rank != 1

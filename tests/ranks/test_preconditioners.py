@@ -42,7 +42,7 @@ def in_session(part: Part) -> nn.Module:
             F.cross_entropy(model(x.double()), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with pytest.raises(CheckpointError, match=r"save inside of `with session.evaluated\(\)"):
+    with pytest.raises(CheckpointError, match=r"save inside `with session.evaluated\(\)"):
         session.state_dict()
     with session.evaluated():
         assert session.state_dict()

@@ -164,7 +164,7 @@ def test_who_ends_before_it_is_asked_where_it_is_does_not_hide_who_failed() -> N
 
 
 def test_what_cannot_travel_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot travel"):
+    with pytest.raises(ConfigError, match="cannot be sent"):
         run_ranks(2, whoami, object())
     with pytest.raises(ConfigError, match="top level"):
         ranks(2)(lambda me: None)

@@ -122,7 +122,7 @@ def test_data_sets_that_differ_are_refused_and_random_ones_are_not(me: RankConte
         session.close()
     with (
         uneven.Session(balance="even") as session,
-        pytest.raises(DataError, match=r"session.loader: the data set of rank 1, 2 is not that of rank 0"),
+        pytest.raises(DataError, match=r"session.loader: the data set of rank 1, 2 differs from that of rank 0"),
     ):
         session.loader(_Index("split", me.rank), X, num_workers=readers)
 
@@ -130,7 +130,7 @@ def test_data_sets_that_differ_are_refused_and_random_ones_are_not(me: RankConte
 @ranks(2)
 def test_an_evaluation_on_each_ranks_own_split_is_refused(me: RankContext) -> None:
     session, model, _, _ = _started(balance="even")
-    with pytest.raises(DataError, match=r"session.evaluate: the data set of rank 1 is not that of"):
+    with pytest.raises(DataError, match=r"session.evaluate: the data set of rank 1 differs from that of"):
         session.evaluate(lambda batch: model(batch[0]).sum(), _Index("split", me.rank))
     session.close()
 
@@ -147,7 +147,7 @@ def test_streams_that_differ_between_ranks_are_refused(me: RankContext, sync: st
     if kind in ("same", "augmented"):
         assert epoch() == epoch() == -(-60 // X)
     else:
-        with pytest.raises(DataError, match=r"stream or sampler of rank 1.* is not that of rank 0.*set_epoch"):
+        with pytest.raises(DataError, match=r"stream or sampler of rank 1.* differs from that of rank 0.*set_epoch"):
             epoch()
     session.close()
 

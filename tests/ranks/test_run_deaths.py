@@ -1,4 +1,4 @@
-"""``uneven run`` when a worker dies: the others go on where their policy can do without it, and else all end."""
+"""``uneven run`` when a worker dies: the others continue where their policy can do without it, and else all end."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def events(run: Path, rank: int) -> list[str]:
 def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
     code, said = ends(tmp_path, {"asp": training("asp", dying=1)})["asp"]
     assert code == 0, said
-    assert re.search(r"uneven: rank 1 \(process \d+\) was killed by SIGKILL; the others go on without it", said), said
+    assert re.search(r"uneven: rank 1 \(process \d+\) was killed by SIGKILL; the others continue without", said), said
     end, summary = said.strip().splitlines()[-2:]
-    assert end == "uneven: the run has come to its end without rank 1 (it was killed by SIGKILL)"
+    assert end == "uneven: the run has finished without rank 1 (it was killed by SIGKILL)"
     assert " samples/s" in summary
     first, *whole = json.loads((tmp_path / "asp" / "0.json").read_text())
     assert len(set(first)) == len(first) < N
@@ -82,7 +82,7 @@ def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> No
     found = ends(tmp_path, runs)
     code, said = found.pop("held")
     assert code == KILLED, said
-    assert re.search(r"error: rank 0 .* has been ended: it was the parameter server, which `uneven", said)
+    assert re.search(r"error: rank 0 .* has been ended: it was the parameter server; `uneven", said)
     for sync, (code, said) in found.items():
         assert code == KILLED, said
         assert re.search(r"error: rank 1 \(process \d+\) was killed by SIGKILL, so the run has been ended;", said), said
@@ -130,7 +130,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scripts = started(stack, tmp_path, runs, merged=True)
         for name, one in scripts.items():
-            while "the others go on" not in one.printed() and one.poll() is None:
+            while "the others continue" not in one.printed() and one.poll() is None:
                 time.sleep(0.02)
             (tmp_path / name / "told").touch()
         found = {name: (one.wait(60), one.printed()) for name, one in scripts.items()}
@@ -143,7 +143,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
 
     code, said = found["zero"]
     assert code == 5, said
-    assert "error: the run has come to its end without rank 0 (it ended with exit code 5); the exit code is 5" in said
+    assert "error: the run has finished without rank 0 (it ended with exit code 5); the exit code is 5" in said
 
     code, said = found["nobody"]
     assert code in (5, 6), said
@@ -153,9 +153,9 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     assert code == 0, said
     how = r"was stopped, by SIGSTOP or in a debugger, and has used no processor time for \d+ s"
     told = rf"uneven: rank 1 \(process \d+\) {how}"
-    assert re.search(f"{told}; the others go on without it, and once they have ended it is killed\n", said), said
-    assert re.search(f"{told}, and was killed for that; nobody else was left here\n", said), said
-    assert "come to its end without rank 1 (it was stopped" in said
+    assert re.search(f"{told}; the others continue without it; when they have ended it is killed\n", said), said
+    assert re.search(f"{told}, and was killed for that; no other worker is left here\n", said), said
+    assert "finished without rank 1 (it was stopped" in said
 
     code, said = found["held"]
     assert code == KILLED, said
@@ -165,4 +165,4 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
 
     code, said = found["again"]
     assert code == 0, said
-    assert "come to its end without" not in said, "nobody was lost since the restart"
+    assert "finished without" not in said, "nobody was lost since the restart"

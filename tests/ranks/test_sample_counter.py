@@ -69,7 +69,7 @@ def test_words_of_meetings_that_are_over_are_not_kept_and_not_mistaken(me: RankC
     dist.barrier()
     if me.rank == 0:
         own.barrier.arrive()
-        with pytest.raises(PeerError, match=r"rank 1 did not come to it within 0.5 s: every worker has to enter it"):
+        with pytest.raises(PeerError, match=r"rank 1 did not enter it within 0.5 s: every worker must enter it"):
             own.barrier.wait()
         assert own.barrier.meet() == [1]
     dist.barrier()

@@ -99,12 +99,12 @@ def test_what_differs_by_rank_is_refused(me: RankContext) -> None:
     session = uneven.Session()
     session.setup(model := net(), optimizer := sgd(model))
     loader = session.loader(TensorDataset(*tensors()), X, sampler=[*range(me.rank, N)] + [0] * me.rank)
-    with pytest.raises(DataError, match="stream or sampler of rank 1 is not that of rank 0"):
+    with pytest.raises(DataError, match="stream or sampler of rank 1 differs from that of rank 0"):
         [learn(model, optimizer, x, y) for x, y in loader]
     session.close()
     session = uneven.Session(sync="asp", balance="even")
-    with pytest.raises(ConfigError, match="take a policy whose workers step together"):
+    with pytest.raises(ConfigError, match="use a policy whose workers step together"):
         session.loader(Shard(me.rank), X, sharded=True)
-    with pytest.raises(DataError, match=r"an IterableDataset whose __len__ says how many"):
+    with pytest.raises(DataError, match=r"an IterableDataset whose __len__ is its number"):
         session.loader(TensorDataset(*tensors()), X, sharded=True)
     session.close()

@@ -63,4 +63,4 @@ def test_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for rank in (0, 1):
         lost = [text for event, text in events(tmp_path, rank) if event == "lost"]
         assert len(lost) == 1
-        assert lost[0].startswith("rank 2 is gone; nobody trains on the samples")
+        assert lost[0].startswith("rank 2 is gone; its unfinished samples are lost")

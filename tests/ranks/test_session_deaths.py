@@ -89,7 +89,7 @@ def test_a_worker_that_was_stopped_is_named(me: RankContext, tmp_path: str) -> N
                     os.kill(os.getpid(), signal.SIGSTOP)
                     break
         else:
-            with pytest.raises(PeerError, match=rf"iteration {AT}: rank 1 did not take part and gives no sign of life"):
+            with pytest.raises(PeerError, match=rf"iteration {AT}: rank 1 did not take part and sent no heartbeat"):
                 train(session)
             done[me.rank].touch()
         if me.rank == 0:
@@ -105,7 +105,7 @@ def test_a_worker_that_never_starts_is_named(me: RankContext, tmp_path: str) -> 
         until(done[0])
         until(done[2])
     else:
-        with pytest.raises(PeerError, match=f"rank 1 of 3 did not come within {TIMEOUT_S:g} s: is every rank started"):
+        with pytest.raises(PeerError, match=f"rank 1 of 3 did not join within {TIMEOUT_S:g} s: does every rank run"):
             uneven.Session(timeout_s=TIMEOUT_S)
         done[me.rank].touch()
 
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_is_named_by_all_others(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         assert processes[rank].returncode == 1
         line = next(line for line in errors[rank].splitlines() if "uneven.errors.PeerError" in line)
-        assert re.search(rf"iteration {AT}: rank 2 did not take part and gives no sign of life", line), line
+        assert re.search(rf"iteration {AT}: rank 2 did not take part and sent no heartbeat", line), line
         (event,) = events(tmp_path, rank)
         assert event[0] == "failed"
         assert "PeerError" in event[1]
@@ -197,7 +197,7 @@ def test_the_keeper_of_the_store_was_stopped(tmp_path: Path) -> None:
     with workers(2, tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)", dying=0, limit_s=TIMEOUT_S) as processes:
         error = processes[1].communicate(100)[1]
     assert processes[1].returncode == 1
-    assert "the store that the ranks met at does not answer" in error
+    assert "the store of the run does not answer" in error
     assert "rank 0" in error
 
 

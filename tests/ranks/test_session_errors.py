@@ -130,14 +130,14 @@ def test_a_session_that_has_ended_takes_no_model_and_no_data() -> None:
 def test_what_is_logged_or_averaged_is_a_number(value: Any) -> None:
     with uneven.Session() as session:
         session.setup(linear())
-        with said(ConfigError, "session.log(loss=…)", "no number"):
+        with said(ConfigError, "session.log(loss=…)", "give a number"):
             session.log(loss=value)
-        with said(ConfigError, "session.weighted", "no number"):
+        with said(ConfigError, "session.weighted", "give a number"):
             session.weighted(value)
-        with said(ConfigError, "session.mean(weight=…)", "no number"):
+        with said(ConfigError, "session.mean(weight=…)", "give a number"):
             session.mean(1.0, weight=[value])
         if not isinstance(value, torch.Tensor):  # its mean is one, too
-            with said(ConfigError, "session.mean", "no number"):
+            with said(ConfigError, "session.mean", "give a number"):
                 session.mean(value)
 
 
@@ -167,7 +167,7 @@ class NoLength:
 
 
 LOADERS: dict[str, tuple[Any, dict[str, Any], type[UnevenError], list[str]]] = {
-    "neither length nor stream": (NoLength, {}, DataError, ["NoLength", "neither a length", "__iter__"]),
+    "neither length nor stream": (NoLength, {}, DataError, ["NoLength", "__len__", "__iter__"]),
     "iterator": (lambda: iter([1, 2]), {}, DataError, ["only once", "__iter__"]),
     "empty": (lambda: samples(0), {}, DataError, ["TensorDataset", "empty"]),
     "keyword": (samples, {"num_worker": 2}, UnknownNameError, ["'num_worker'", "did you mean 'num_workers'"]),

@@ -223,17 +223,17 @@ def test_a_compiled_model(me: RankContext, when: str) -> None:
     assert_same(model, reference(1, net()))
 
 
-@pytest.mark.parametrize("how", ["forward", "part", "compiled before"])
+@pytest.mark.parametrize("how", ["forward", "part", "compile before"])
 @ranks(2)
 def test_a_forward_pass_past_the_hooks_is_noticed(me: RankContext, how: str) -> None:
     """Nothing would be exchanged, and each rank would train a model of its own."""
     torch._dynamo.reset()
     model = net()
     compiled = torch.compile(model, backend="eager")
-    if how == "compiled before":
+    if how == "compile before":
         for size in (50, 40, 30):  # now for any size; torch does not look for new hooks
             compiled(tensors()[0][:size])
-    call = {"forward": model.forward, "part": lambda x: model[2](model[1](model[0](x))), "compiled before": compiled}
+    call = {"forward": model.forward, "part": lambda x: model[2](model[1](model[0](x))), "compile before": compiled}
     with uneven.Session() as session:
         _, optimizer = session.setup(model, sgd(model))
         x, y = next(iter(session.loader(TensorDataset(*tensors()), X)))
@@ -308,7 +308,7 @@ def test_batch_norm_gets_two_samples_whatever_comes_first(me: RankContext, loade
 @ranks(3)
 def test_batch_norm_in_a_batch_too_small_for_all(me: RankContext, size: int, most: int | None, words: str) -> None:
     data, most = TensorDataset(*tensors()), most if me.rank == 0 else None
-    message = f"batch norm, which needs 2 .* at least 6 and a max_batch of at least 2, but these {words}"
+    message = f"batch norm needs 2 .* at least 6 and a max_batch of at least 2, but these {words}"
     with uneven.Session() as session:
         session.setup(normed())
         with pytest.raises(ConfigError, match=message):

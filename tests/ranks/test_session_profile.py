@@ -146,7 +146,7 @@ def test_another_session_that_is_in_the_midst_of_its_epoch_does_not_matter(me: R
         second.setup(other, sgd(other))
         second.loader(Numbered(), X)
         assert set(second.profile(lambda batch: loss_of(other, batch[:2]).backward(), within_s=0.2)) == {0, 1}
-        with pytest.raises(ConfigError, match="handed out no batch"):
+        with pytest.raises(ConfigError, match="from the loader of another session"):
             other(x)
         batches.close()
 

@@ -130,7 +130,7 @@ def test_batches_of_another_session_are_refused(me: RankContext, sync: str) -> N
         for x, _ in one.loader(TensorDataset(*tensors()), X):
             with torch.no_grad():
                 second(first(x))
-            with pytest.raises(ConfigError, match=r"Put both models into one nn\.Module"):
+            with pytest.raises(ConfigError, match=r"put both models into one nn\.Module"):
                 second(first(x))
         second(torch.zeros(1, 3))  # and after it
 

@@ -100,11 +100,11 @@ def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankCon
     run.session.state_dict()
     if me.rank != 1:
         entries._mirrors.heard = dict.fromkeys(entries._mirrors.heard, 0)
-        with pytest.raises(CheckpointError, match="under way"):
+        with pytest.raises(CheckpointError, match="in flight"):
             run.session.state_dict()
         entries._mirrors.begin(entries._clock)
     run.session.close()
-    with pytest.raises(ConfigError, match="settles only at"):
+    with pytest.raises(ConfigError, match="is stable only up to"):
         Run("geo:bsp:lead=1", make=momentum)
     barred = Run("geo:bsp:threshold=0.3,lead=2,barrier_kb=0.001", balance=Moving(), make=plain)
     barred.epoch()

@@ -89,7 +89,7 @@ def test_nobody_leads_by_more_than_the_bound_at_home_and_elsewhere(me: RankConte
     assert sum(all_of([run.exchanges[-1].gap > 0])) == 4
     lines = {one.line: one for one in inside(run.session).traffic.records(me.rank, 0, 0.0)}
     here, there = ("east", "west") if me.rank in (0, 3) else ("west", "east")
-    assert (f"entries {here} to {there}" in lines) == (me.rank in (0, 1)), "a site speaks with one voice"
+    assert (f"entries {here} to {there}" in lines) == (me.rank in (0, 1)), "inside a site: its replicas must be equal"
     run.session.close()
 
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_the_mean_of_the_sites_and_every_sample_comes_once_over_
 @ranks(2)
 def test_what_cannot_be_carried_is_refused_before_training(me: RankContext) -> None:
     os.environ["UNEVEN_SITE"] = f"site {me.rank}"
-    with pytest.raises(ConfigError, match="settles only at"):
+    with pytest.raises(ConfigError, match="is stable only up to"):
         Run("geo:ssp:lead=1", make=momentum)
     with pytest.raises(ConfigError, match="balance"):
         Run("geo:ssp", balance="lb-bsp")

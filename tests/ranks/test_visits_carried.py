@@ -30,7 +30,7 @@ def test_models_visit_and_all_come_to_the_same_setting(me: RankContext) -> None:
     policy = Scout("geo:bsp:threshold=0.3", period=3, judge="copies", start=3, tolerance=0.5)
     with pytest.raises(ConfigError, match=r"uneven.Visits\(score\)"):
         uneven.Session(sync=Scout("geo"))
-    with pytest.raises(ConfigError, match="does not ask for them"):
+    with pytest.raises(ConfigError, match="does not use visits"):
         uneven.Session(sync="bsp", parts=[uneven.Visits(score)])
     session = uneven.Session(sync=policy, parts=[uneven.Visits(score)])
     model = net()

@@ -234,7 +234,7 @@ class ParameterServerContract:
                 first.gradient(step, arrays(1.0), weight=1.0, quorum=2)
                 second.gradient(step, arrays(1.0), weight=1.0, quorum=2).result()
             assert third.mean(4).result().newest == 5
-            with pytest.raises(PeerError, match="mean of step 0 is no longer kept: the newest is of 5"):
+            with pytest.raises(PeerError, match="mean of step 0 is no longer stored, the newest is 5"):
                 third.mean(0).result()
 
     def test_what_is_no_number_is_refused_and_the_next_one_is_taken(self) -> None:

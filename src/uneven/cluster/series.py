@@ -52,7 +52,7 @@ class SeriesFiles:
             if data
             else f"set {DATA_VARIABLE} to the folder that holds {file}"
         )
-        raise ConfigError(f"there is no trace file {file} (looked for: {places}); {cure}")
+        raise ConfigError(f"no trace file {file} (looked for: {places}); {cure}")
 
 
 def _array(path: Path, key: str | None) -> npt.NDArray[np.generic]:
@@ -98,7 +98,7 @@ def _line(array: npt.NDArray[np.generic], recorded: Recorded, path: Path) -> npt
         )
     axis, index = (0, row) if row is not None else (1, column)
     if not 0 <= (index or 0) < array.shape[axis]:
-        raise ConfigError(f"{recorded}: there are the {'rows' if axis == 0 else 'columns'} 0 … {array.shape[axis] - 1}")
+        raise ConfigError(f"{recorded}: it has the {'rows' if axis == 0 else 'columns'} 0 … {array.shape[axis] - 1}")
     return np.take(array, index or 0, axis=axis).astype(np.float64)
 
 
@@ -127,7 +127,7 @@ def _csv_column(path: Path, recorded: Recorded) -> tuple[float, ...]:
 def _cell(path: Path, numbered: tuple[int, list[str]], column: int) -> float:
     line, cells = numbered
     if not 0 <= column < len(cells):
-        raise ConfigError(f"{path}, line {line}: there is no column {column}, only 0 … {len(cells) - 1}")
+        raise ConfigError(f"{path}, line {line}: no column {column}, only 0 … {len(cells) - 1}")
     if not _is_number(cells[column]):
         raise ConfigError(f"{path}, line {line}, column {column}: {cells[column]!r} is not a finite number")
     return float(cells[column])

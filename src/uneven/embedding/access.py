@@ -166,8 +166,8 @@ class TableAccess:
             return world.run_directory / TABLES, count
         if not world.alone:
             raise ConfigError(
-                f"{world.size} workers and no table servers: each would train tables of its own; start the script with "
-                f"`uneven run --tables 1`, or more"
+                f"{world.size} workers and no table servers: each would train its own tables; start the script with "
+                "`uneven run --tables 1`, or more"
             )
         if self._ended:
             raise ConfigError("the tables were closed, and their rows ended with them: call tables.close() last")

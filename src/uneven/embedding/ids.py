@@ -47,8 +47,8 @@ def read_ids(given: Any, features: Sequence[str], *, pooled: bool = True) -> Bat
     batches = {len(one.lengths) for one in found}
     if len(batches) != 1:
         raise DataError(
-            f"features {list(features)} have {sorted(batches)} bags: give as many of each, or a "
-            f"KeyedJaggedTensor with inverse_indices"
+            f"features {list(features)} have {sorted(batches)} bags: give all features the same number of bags, "
+            "or a KeyedJaggedTensor with inverse_indices"
         )
     weighted = any(one.weights is not None for one in found)
     return by_sample(
@@ -72,15 +72,17 @@ def _of_tensor(given: Tensor, features: Sequence[str]) -> BatchIds:
     values = _whole(given, "ids")
     if given.dim() not in (2, 3) or given.shape[1] != len(features) or 0 in given.shape[2:]:
         raise DataError(
-            f"ids of shape {tuple(given.shape)} and type {given.dtype} for {len(features)} features: give whole "
-            f"numbers of shape (batch, features), one each, or (batch, features, n)"
+            f"ids of shape {tuple(given.shape)} and type {given.dtype} for {len(features)} features: give "
+            "integers of shape (batch, features), or (batch, features, n)"
         )
     return BatchIds(values, len(given), len(features), given.shape[2] if given.dim() == 3 else 1)
 
 
 def _entry(given: Mapping[str, Any], name: str) -> Any:
     if name not in given:
-        raise DataError(f"no ids of feature {name!r} in a batch with {sorted(given)}: give each feature of the tables")
+        raise DataError(
+            f"no ids of feature {name!r} in a batch that has {sorted(given)}: give ids for every feature of the tables"
+        )
     return given[name]
 
 
@@ -92,22 +94,23 @@ def _of_entry(name: str, given: Any) -> _Feature:
         values = _whole(given, f"feature {name!r}: ids")
         if given.dim() not in (1, 2) or 0 in given.shape[1:]:
             raise DataError(
-                f"feature {name!r} has ids of shape {tuple(given.shape)} and type {given.dtype}: give whole numbers of "
-                f"shape (batch,) or (batch, n), or (values, offsets)"
+                f"feature {name!r} has ids of shape {tuple(given.shape)} and type {given.dtype}: give integers of "
+                "shape (batch,) or (batch, n), or (values, offsets)"
             )
         return _Feature(values, np.full(len(given), given[:1].numel(), np.int64))
     flat = isinstance(given, tuple) and all(isinstance(one, Tensor | np.ndarray) and one.ndim == 1 for one in given[:2])
     if not flat or len(given) not in (2, 3):  # a list is ambiguous: it may hold one bag per sample
         raise DataError(
-            f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
-            f"n), or a tuple of flat tensors, (values, offsets) or (values, offsets, weights); of bags in a list, "
-            f"torch.nested.nested_tensor(bags)"
+            f"feature {name!r} has ids of type {type(given).__name__}: give integers of shape (batch,) or (batch, "
+            "n), flat tensors (values, offsets[, weights]), or torch.nested.nested_tensor(bags)"
         )
     values, offsets, *weights = given
     # Raises for weights passed as offsets, which would all become 0.
     begins = _whole(offsets, f"feature {name!r}: offsets")
     if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
-        raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
+        raise DataError(
+            f"feature {name!r}: offsets must begin with 0, never decrease, and not exceed the {len(values)} values"
+        )
     lengths = np.diff(begins, append=len(values))
     ids = _whole(values, f"feature {name!r}: ids")
     return _Feature(ids, lengths, _weights(weights[0], values, name) if weights else None)
@@ -122,7 +125,10 @@ def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Featur
     even = [len(lengths) // max(1, len(keys))] * len(keys)
     strides = list(given.stride_per_key()) if hasattr(given, "stride_per_key") else even
     if sum(strides) != len(lengths) or (lengths < 0).any() or lengths.sum() != len(values):
-        raise DataError(f"{len(lengths)} lengths, {lengths.sum()} in sum, for {sum(strides)} bags of {len(values)} ids")
+        raise DataError(
+            f"{len(lengths)} lengths, {lengths.sum()} in sum, for {sum(strides)} bags of {len(values)} ids: give "
+            "one per bag, adding up to the ids"
+        )
     first, begins = np.cumsum([0, *strides]), np.cumsum([0, *lengths])
     found = []
     for name in features:
@@ -143,9 +149,9 @@ def _whole(given: Any, what: str) -> npt.NDArray[np.int64]:
     """Return integers (n,) int64; raise for floats, because rounding would silently produce other ids."""
     found = torch.as_tensor(given)
     if found.layout is not torch.strided or found.is_nested:
-        raise DataError(f"{what} are in a tensor of layout {found.layout}: give a dense one")
+        raise DataError(f"{what} have layout {found.layout}: give a dense tensor")
     if (found.is_floating_point() or found.is_complex() or found.dtype is torch.bool) and found.numel():
-        raise DataError(f"{what} are of type {found.dtype}: give whole numbers")
+        raise DataError(f"{what} have dtype {found.dtype}: give integers")
     return _numbers(found)
 
 
@@ -161,5 +167,5 @@ def _weights_of(one: _Feature) -> Floats:
 def _weights(given: Any, values: Any, name: str) -> Floats:
     found: Floats = torch.as_tensor(given).detach().cpu().float().reshape(-1).numpy()
     if len(found) != len(values):
-        raise DataError(f"feature {name!r} has {len(found)} weights for {len(values)} ids: give one for each id")
+        raise DataError(f"feature {name!r} has {len(found)} weights for {len(values)} ids: give one weight per id")
     return found

@@ -61,7 +61,7 @@ class ClickLog:
         several = isinstance(files, Iterable) and not isinstance(files, str) and not hasattr(files, "columns")
         given: list[Any] = list(files) if several else [files]  # type: ignore[arg-type]
         if wrong := [type(one).__name__ for one in given if not isinstance(one, str | os.PathLike)]:
-            raise ConfigError(f"ClickLog of a {wrong[0]}: give paths; frame.to_parquet(path) writes a frame")
+            raise ConfigError(f"ClickLog got a {wrong[0]}: give paths of files; frame.to_parquet(path) writes a frame")
         paths = [Path(one) for one in given]
         if not paths:
             raise ConfigError("ClickLog: give at least one file")
@@ -70,10 +70,12 @@ class ClickLog:
         for one in named:
             for ours, first in zip(one.names, named[0].names, strict=True):
                 if ours != first:
-                    raise DataError(f"{one.path} has {ours!r} where {named[0].path} has {first!r}: give one order")
+                    raise DataError(
+                        f"{one.path} has {ours!r} but {named[0].path} has {first!r}: give all files the same columns"
+                    )
         self._ends = list(accumulate(one.rows for one in self._files))
         if not self._ends[-1]:
-            raise DataError(f"ClickLog: there is no row in {', '.join(map(str, paths))}")
+            raise DataError(f"ClickLog: no rows in {', '.join(map(str, paths))}: name files that have some")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -116,6 +118,7 @@ def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, ro
 
     Args:
         samples: ids, numbers and click of one row each.
+        folder: where the files are written.
         rows: per file.
 
     Returns:
@@ -146,7 +149,7 @@ def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, ro
     if kept:
         write()
     if not made:
-        raise DataError("write_log: there is no sample to write down")
+        raise DataError("write_log: no samples to write: give at least one batch")
     return made
 
 
@@ -178,7 +181,7 @@ class _LogFile(ABC):
 def _opened(path: Path, columns: Columns, index: Path | None) -> _LogFile:
     with _readable(path):
         if path.is_dir():
-            raise DataError(f"{path} is a folder: give the files in it")
+            raise DataError(f"{path} is a folder: give the paths of the files in it")
         with path.open("rb") as file:
             head = file.read(4)
         if path.suffix == ".parquet" or head == b"PAR1":
@@ -186,7 +189,7 @@ def _opened(path: Path, columns: Columns, index: Path | None) -> _LogFile:
         if head == b"PK\3\4":
             return _ArrayFile(path)
         if path.suffix == ".npz":
-            raise DataError(f"{path} is not a file of write_log")
+            raise DataError(f"{path} was not written by write_log")
         return _TextFile(path, columns, index, packed=head[:2] == b"\x1f\x8b")
 
 
@@ -202,9 +205,9 @@ class _TextFile(_LogFile):
             begin = file.tell() - len(first)
             for start, what in _PACKED.items():
                 if first.startswith(start):
-                    raise DataError(f"{path} is packed by {what}: unpack it, or pack it with gzip")
+                    raise DataError(f"{path} is compressed with {what}: decompress it, or compress it with gzip")
             if b"\0" in first:
-                raise DataError(f"{path} is not text in UTF-8: unpack an archive, or write arrays with write_log")
+                raise DataError(f"{path} is not UTF-8 text: extract an archive, or write arrays with write_log")
             if first.startswith(b"\xef\xbb\xbf"):
                 begin = begin + 3
                 first = first[3:]
@@ -213,8 +216,8 @@ class _TextFile(_LogFile):
             self._width = len(fields)
             if first and self._width < columns.needed:
                 raise DataError(
-                    f"{path}: {self._width} fields divided by {self._divider.decode()!r}, and columns up to "
-                    f"{columns.needed - 1} are asked for, counted from 0"
+                    f"{path}: {self._width} fields separated by {self._divider.decode()!r}, but columns= asks for "
+                    f"column {columns.needed - 1} (counted from 0)"
                 )
             broken = b"\r" in line or line.count(b'"') % 2  # not a header: reading it as a row reports the error
             if first and not broken and is_header(fields, columns):
@@ -231,7 +234,7 @@ class _TextFile(_LogFile):
         lines = [line for one in text.split(b"\n") if (line := one.removesuffix(b"\r"))]
         lines = lines[start - first * _STEP : stop - first * _STEP]
         if len(lines) < stop - start:
-            raise DataError(f"{self.path} is shorter than when it was opened")
+            raise DataError(f"{self.path} became shorter after it was opened: do not change a log while it is read")
         return read_text(lines, self._columns, self.path, start, self._width, self._divider)
 
     def _open(self) -> Any:
@@ -299,13 +302,15 @@ class _ArrayFile(_LogFile):
         try:
             self.rows = len(load_arrays(path, ["clicked"])["clicked"])
         except KeyError as error:
-            raise DataError(f"{path} is not a file of write_log: unpack a zip, and write arrays with it") from error
+            raise DataError(
+                f"{path} was not written by write_log: extract a zip, and write arrays with write_log"
+            ) from error
 
     def read(self, start: int, stop: int) -> LogRows:
         held = self._held or LogRows(**load_arrays(self.path, LogRows._fields))
         shapes = held.ids.shape, held.numbers.shape, held.clicked.shape
         if [len(one) for one in shapes] != [2, 2, 1] or {one[0] for one in shapes} != {self.rows}:
-            raise DataError(f"{self.path}: its arrays have the shapes {shapes}")
+            raise DataError(f"{self.path}: its arrays have the shapes {shapes}, not a row per sample: write it again")
         self._held = None if stop == self.rows else held
         ids, numbers, clicked = (one[start:stop] for one in held)
         return LogRows(as_ids(ids, "int"), as_floats(numbers), as_floats(clicked, labels=True))
@@ -323,7 +328,9 @@ class _ParquetFile(_LogFile):
             groups = [opened.metadata.row_group(place).num_rows for place in range(opened.num_row_groups)]
             schema = opened.schema_arrow
         if columns.needed > len(schema):
-            raise DataError(f"{path}: {len(schema)} columns, and up to {columns.needed - 1} are asked for, from 0")
+            raise DataError(
+                f"{path}: {len(schema)} columns, but columns= asks for column {columns.needed - 1} (counted from 0)"
+            )
         self._names = list(schema.names)
         wanted = schema.empty_table().select([*columns.every])
         self.names = tuple(wanted.column_names)
@@ -387,9 +394,9 @@ def _values(column: Any, exact: bool) -> Any:
     try:
         texts = [one or b"" for one in column.cast(pa.large_binary()).to_pylist()]
     except NotImplementedError:
-        raise ValueError(f"its type is {kind}: cast it to integers, floats or text") from None
+        raise ValueError(f"has type {kind}: cast it to integers, floats or text") from None
     if any(b"\0" in one for one in texts):
-        raise ValueError("the character NUL in a text: cast it to integers or text")
+        raise ValueError("has the character NUL in a text: remove it")
     return np.array(texts, np.bytes_)
 
 

@@ -48,7 +48,7 @@ _built_in: Callable[[Callable[..., Any]], Any] = intrinsic
 
 @_built_in
 def _prefetch(typing: Any, array: Any, place: Any) -> Any:
-    """Prefetch the cache line of entry ``place`` of a 1-D array; it may lie past the end."""
+    """Prefetch the cache line of entry ``place`` of a 1-D array; it may be past the end."""
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_, place_ = arguments

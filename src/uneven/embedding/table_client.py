@@ -42,7 +42,9 @@ class TableClient:
     ) -> None:
         if line.shards != len(shards):
             line.close()
-            raise ConfigError(f"the tables are placed on {len(shards)} shards, the line leads to {line.shards}")
+            raise ConfigError(
+                f"tables on {len(shards)} shards, but a connection to {line.shards}: give all the same --tables"
+            )
         self.rank = rank
         self.timeout_s = timeout_s
         self.halves = halves
@@ -187,7 +189,7 @@ class TableClient:
             assert answer is not None
             if answer.kind is Say.REFUSED:
                 raise PeerError(
-                    f"rank {self.rank}: shard {shard} of the tables at {self.line.where(shard)} refuses {what} "
+                    f"rank {self.rank}: shard {shard} of the tables at {self.line.where(shard)} rejected {what} "
                     f"({answer.text}): do all workers have the same tables, and the same version of uneven?"
                 )
         return {shard: answer for shard, answer in found.items() if answer is not None}

@@ -121,11 +121,13 @@ def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]])
     cuts = [(low, high) for low, high in cuts if low < high]
     if any(high > low for (_, high), (low, _) in pairwise(cuts)):
         raise CheckpointError(
-            f"{folder} has rows of table {held.table!r} more than once, as it was saved into by different numbers of "
-            f"servers: save into a folder of its own"
+            f"{folder} has rows of table {held.table!r} more than once, because runs with different numbers of "
+            "servers saved into it: save each into its own folder"
         )
     if missing := held.stop - held.start - sum(high - low for low, high in cuts):
-        raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
+        raise CheckpointError(
+            f"{folder} lacks {missing:,} rows of table {held.table!r}: restore what all servers saved"
+        )
 
 
 def _say(mark: Path, said: dict[str, Any]) -> None:
@@ -182,7 +184,9 @@ def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     if into is not None and len(saved) and saved.shape[1:] != into.shape[1:]:
-        raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
+        raise CheckpointError(
+            f"{path} has rows of shape {saved.shape[1:]}, but the table has {into.shape[1:]}: make them equal"
+        )
     return saved
 
 

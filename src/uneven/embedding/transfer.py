@@ -35,7 +35,9 @@ def read_grown(door: TableAccess, name: str) -> tuple[Tensor, Tensor]:
     """Return the ids (n,) of a growing table and its rows (1 + n, dim)."""
     number = next((place for place, one in enumerate(door.spec.tables) if one.name == name and one.grows), None)
     if number is None:
-        raise ConfigError(f"no table {name!r} that grows among {[one.name for one in door.spec.tables]}")
+        raise ConfigError(
+            f"table {name!r} is not a growing table (rows=None) of {[one.name for one in door.spec.tables]}"
+        )
     dim, firsts, ids, rows = door.spec.tables[number].dim, [], [], []
     for shard, group, part, _ in _ranges(door):
         if part.table == number:

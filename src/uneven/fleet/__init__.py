@@ -1,4 +1,5 @@
-"""Train many different models at once, on shared data, each on the number of devices that equalizes their speeds.
+"""Train many different models at the same time, on shared data, each on the number of devices that equalizes their
+speeds.
 
 ::
 

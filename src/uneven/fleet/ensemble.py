@@ -50,7 +50,9 @@ class Metric:
     """The measure by which members are judged on the validation set.
 
     Attributes:
+        name: for tables and messages.
         of: function of output and target; returns the mean over the batch, a scalar. None takes the member's own loss.
+        higher_is_better: True if a larger value is better.
     """
 
     name: str
@@ -65,7 +67,7 @@ def _right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if output.dim() < 2 or output.shape[1] < 2 or target.shape != (len(output), *output.shape[2:]):
         raise DataError(
             f"fleet.accuracy of outputs {tuple(output.shape)} and targets {tuple(target.shape)}: give outputs "
-            f"[samples, classes], of two classes or more, and a class for each sample; or a fleet.Metric of your own"
+            "[samples, classes >= 2] and a class index per sample, or your own fleet.Metric"
         )
     return (output.argmax(1) == target).float().mean()
 
@@ -112,14 +114,13 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ConfigError("an ensemble without members: name at least one")
+            raise ConfigError("an ensemble without members: give at least one")
         for name, factory in self.members.items():
             if not (isinstance(name, str) and name and name.isprintable()):
-                raise ConfigError(f"a member is named {name!r}: give it a name of printable characters")
+                raise ConfigError(f"a member has the name {name!r}: use printable characters")
             if not callable(factory):
                 raise ConfigError(
-                    f"member {name!r} is a {type(factory).__name__}: give the function that makes it, which is called "
-                    f"in another process"
+                    f"member {name!r} is a {type(factory).__name__}: give a function that returns a fleet.Member"
                 )
         if not isinstance(self.metric, Metric):
             raise ConfigError(f"metric is {self.metric!r}: give fleet.accuracy, fleet.own_loss or a fleet.Metric")
@@ -131,14 +132,14 @@ class Ensemble:
             if not (callable(call) or (call is None and what != "converged")):
                 raise ConfigError(f"{what} is {call!r}: give a function")
         if self.max_epochs < 1:
-            raise ConfigError(f"max_epochs is {self.max_epochs}: train for at least one epoch")
+            raise ConfigError(f"max_epochs is {self.max_epochs}: give at least 1")
         for what, data in (("dataset", self.dataset), ("validate", self.validate)):
             if data is None and what == "validate":
                 continue
             if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise ConfigError(
-                    f"{what} is a {type(data).__name__}: it needs __len__ and __getitem__, for every sample is to be "
-                    f"used once an epoch; a stream cannot promise that"
+                    f"{what} is a {type(data).__name__}: give a dataset with __len__ and __getitem__; streams are "
+                    "not supported, because each epoch uses every sample once"
                 )
             if len(data) == 0:
-                raise ConfigError(f"{what} is empty")
+                raise ConfigError(f"{what} is empty: give at least one sample")

@@ -67,12 +67,12 @@ def _document(path: Path) -> dict[str, dict[str, Any]]:
             data = path.read_bytes()
         except FileNotFoundError:
             raise ConfigError(
-                f"there is no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
+                f"no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
             ) from None
     found = document(data, str(path))
     for name in (tables := ("ensemble", "members")):
         if not isinstance(one := found.get(name, {}), dict):
-            raise ConfigError(f"{path}: {name} is {shown(one)}: it is a table, which begins with [{name}]")
+            raise ConfigError(f"{path}: {name} is {shown(one)}: give a table that begins with [{name}]")
     known(found, tables, f"table in {path}")
     return found
 
@@ -126,14 +126,14 @@ def named(value: Any) -> Any:
     """Return the object that "module:name" names. Raises `ConfigError` for another form or a missing object."""
     module, colon, name = text(value).partition(":")
     if not (colon and name and all(part.isidentifier() for part in module.split("."))):
-        raise ConfigError(f'it is {shown(value)}: it is named as "module:name"')
+        raise ConfigError(f'it is {shown(value)}: write "module:name"')
     try:
         with access(f"import the module {shown(module)}"):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
             raise  # the module exists, but one of its own imports does not
-        raise ConfigError(f"there is no module {shown(module)}, neither here nor where Python looks") from error
+        raise ConfigError(f"no module {shown(module)} in this folder or on Python's path") from error
     if not hasattr(found, name):
         raise ConfigError(f"module {module!r} has no {shown(name)}")
     return getattr(found, name)

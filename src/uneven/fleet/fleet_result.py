@@ -157,6 +157,7 @@ class Result:
         table: a row for each member, the best first, failed ones last.
         state: the state of the run, with histories and plans.
         directory: the directory of the run.
+        ensemble: the members and their data.
     """
 
     def __init__(self, ensemble: Ensemble, state: RunState, directory: Path) -> None:
@@ -172,7 +173,7 @@ class Result:
         return self._ensemble.metric.name
 
     def report(self, path: str | Path) -> None:
-        """Write one HTML file with the plan over time and every member's curves; it needs no network.
+        """Write the HTML file ``path`` with the plan over time and every member's curves; it needs no network.
 
         Raises:
             ConfigError: it cannot be written there.
@@ -217,7 +218,7 @@ class Result:
         return self.table[0]
 
     def model(self, name: str) -> nn.Module:
-        """Return a member's model with the weights of its best epoch, in evaluation mode, on the CPU.
+        """Return the model of member ``name`` with the weights of its best epoch, in evaluation mode, on the CPU.
 
         Raises:
             UnknownNameError: the member is unknown.
@@ -228,7 +229,7 @@ class Result:
         if name not in self._models:
             path = best_checkpoint(self.directory, self._ensemble, self.state, name)
             if path is None:
-                raise TrainingError(f"member {name!r} has finished no epoch: {self.state.members[name].why}")
+                raise TrainingError(f"member {name!r} has not finished an epoch: {self.state.members[name].why}")
             saved = member_checkpoint.FILES.read(path)
             # The factory draws first weights; the caller's random numbers must not depend on that.
             before = torch.get_rng_state()
@@ -262,7 +263,7 @@ class Result:
         """
         names = [row.name for row in self.table if row.status == "trained"] if members is None else list(members)
         if not names:
-            raise TrainingError("nobody was trained, so nobody can answer")
+            raise TrainingError("no member was trained, so predict() is unavailable: see result.table")
         answers = [self.model(name)(*inputs) for name in names]
         return torch.stack([answer if through is None else through(answer) for answer in answers]).mean(0)
 

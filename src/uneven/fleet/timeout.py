@@ -16,5 +16,5 @@ def hangs(timeout_s: float, at: str) -> str:
 def checked(timeout_s: float) -> float:
     """Return the time-out, in seconds. Raises `ConfigError` if a busy process would seem to hang."""
     if not timeout_s >= 1.0:
-        raise ConfigError(f"timeout_s={timeout_s:g}: at least 1 s; float('inf') waits for ever")
+        raise ConfigError(f"timeout_s={timeout_s:g}: give at least 1 s; float('inf') means no limit")
     return timeout_s

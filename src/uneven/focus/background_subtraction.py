@@ -51,7 +51,7 @@ class MovingOptions:
 
 
 class Moving:
-    """A :class:`Detector` with a running background; it takes frames in order."""
+    """A :class:`Detector` with a running background and ``options``; it takes frames in order."""
 
     def __init__(self, options: MovingOptions = MovingOptions()) -> None:
         self._options = options
@@ -66,7 +66,9 @@ class Moving:
         if self._background is None:
             self._background = grey
         if not self.fits(pixels):
-            raise DataError(f"a frame of {pixels.shape[1]} x {pixels.shape[0]} follows smaller or larger ones")
+            raise DataError(
+                f"a frame of {pixels.shape[1]} x {pixels.shape[0]} differs from earlier ones: use a detector per stream"
+            )
         moves = np.abs(grey - self._background) > self._options.differs
         # Opening removes spots narrower than two pixels, mostly camera noise.
         moves = ndimage.binary_opening(moves, structure=np.ones((2, 2), bool))
@@ -79,7 +81,7 @@ class Moving:
         self._background = np.median(np.stack([_narrow(one, step) for one in frames]), axis=0).astype(np.float32)
 
     def fits(self, pixels: npt.NDArray[np.uint8]) -> bool:
-        """Return whether there is a background of the size of this frame, (height, width, 3)."""
+        """Return whether there is a background of the size of the frame ``pixels``, (height, width, 3)."""
         size = tuple(edge // self._step(pixels) for edge in pixels.shape[:2])
         return self._background is not None and self._background.shape == size
 
@@ -91,7 +93,7 @@ class Moving:
         return self._background
 
     def load(self, state: npt.NDArray[np.float32] | None) -> None:
-        """Continue with a background, (height, width)."""
+        """Continue with ``state``, a background (height, width) float32 of :meth:`state`."""
         self._background = state
 
     def _learn(self, grey: npt.NDArray[np.float32], moves: npt.NDArray[np.bool_]) -> None:

@@ -46,7 +46,9 @@ class Drift:
 def drifted(
     index: VideoIndex, source: VideoSource, sample_s: float = 600.0, options: IngestOptions | None = None
 ) -> Drift:
-    """Check the first ``sample_s`` seconds of fresh video with the truth network and the stream's newest settings.
+    """Check the first ``sample_s`` seconds of the fresh video ``source`` with the truth network of ``index``.
+
+    The settings are the newest ones of the stream; ``options`` are those of the ingest.
 
     Raises:
         UnknownNameError: the index has no stream of that name.
@@ -55,7 +57,7 @@ def drifted(
     if source.name not in index.streams:
         raise UnknownNameError("stream", source.name, index.streams)
     if index.truth is None:
-        raise ConfigError("fresh video is judged by the truth network: open the index with it")
+        raise ConfigError("checking fresh video needs the truth network: open the index with it")
     asked = options or IngestOptions()
     store = index.streams[source.name]
     number, setting = list(store.networks().items())[-1]

@@ -105,7 +105,7 @@ class StreamStore:
         self.folder = folder
         if not (folder / "index.db").exists():
             raise CheckpointError(
-                f"{folder} holds no index; `uneven focus ingest VIDEO --into {folder.parent}` makes one"
+                f"{folder} is not an index; make one with `uneven focus ingest VIDEO --into {folder.parent}`"
             )
         self._db = sqlite3.connect(folder / "index.db", timeout=30, isolation_level=None, check_same_thread=False)
         try:
@@ -116,10 +116,12 @@ class StreamStore:
             if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # valid, but locked
                 raise
             raise CheckpointError(
-                f"{folder / 'index.db'} cannot be read as an index: {error}; take the stream in anew, without {folder}"
+                f"{folder / 'index.db'} cannot be read as an index ({error}): delete {folder}, and ingest again"
             ) from error
         if found != _SCHEMA:
-            raise CheckpointError(f"{folder} has schema {found}, this version reads {_SCHEMA}")
+            raise CheckpointError(
+                f"{folder} has schema {found}, but this version reads {_SCHEMA}: ingest the stream again"
+            )
         self._db.executescript(_LATER)
         self.side = int(self.fact("side"))
         self._size = self.side**2 * 3
@@ -210,7 +212,9 @@ class StreamStore:
             whole = crops[: len(crops) // self._size * self._size].reshape(-1, self.side, self.side, 3)
             return whole[np.asarray(clusters)]
         except (OSError, ValueError, IndexError) as error:
-            raise CheckpointError(f"{self.folder / 'crops.bin'} does not hold what the index names: {error}") from error
+            raise CheckpointError(
+                f"{self.folder / 'crops.bin'} does not match the index ({error}): delete the folder, and ingest again"
+            ) from error
 
     def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
         """Store the truth network's verdicts on centroids, so it is not asked again."""
@@ -363,7 +367,7 @@ class FileHold:
         while not self._locked():
             if time.monotonic() >= until_s:
                 self._file.close()
-                raise ConfigError(f"{path.parent} is being written by another ingest: wait for it, or stop it")
+                raise ConfigError(f"{path.parent} is in use by another ingest: wait until it ends, or stop it")
             time.sleep(0.05)  # flock has no timeout
 
     def _locked(self) -> bool:
@@ -383,4 +387,4 @@ def told_of_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        raise DataError(f"cannot write the index {folder}: {error}; what was committed before is kept") from error
+        raise DataError(f"cannot write the index {folder}: {error}; earlier commits are kept") from error

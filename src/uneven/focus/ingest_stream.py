@@ -100,7 +100,7 @@ class Ahead(Generic[T]):
 STAGES = ("decode", "find", "look", "cluster")
 
 # Frames processed together. A write follows a whole chunk, so after a kill the same frames are together again, and the
-# network gives the same results to the last bit.
+# network gives bit-identical results.
 _CHUNK = 64
 
 _ROOM = 64

@@ -83,7 +83,7 @@ def nearness(store: StreamStore, by: Embedding, clusters: list[int], wanted: Row
     if other:
         raise DataError(
             f"embedding {by.name!r} gives {len(wanted)} numbers for a text and {other[0]} for centroids of "
-            f"{store.folder}: if another network had that name, give this one a name of its own"
+            f"{store.folder}: if another network had that name, give this one its own name"
         )
     return np.stack(rows) @ wanted, fresh
 
@@ -94,7 +94,7 @@ def _rows(found: Any, count: int, what: str) -> Rows:
     length = np.linalg.norm(rows, axis=-1, keepdims=True) if rows.ndim == 2 else np.zeros(1)
     if rows.ndim != 2 or len(rows) != count or not np.isfinite(length).all() or not length.all():
         raise DataError(
-            f"for {what} the embedding network gives {rows.shape}: {count} rows of numbers that are not all 0 are due"
+            f"for {what} the embedding network gives {rows.shape}: {count} rows are needed, none of them all 0"
         )
     return rows / length
 
@@ -114,6 +114,7 @@ class Hit:
         box: left, top, right, bottom, in the frame's pixels.
         confidence: the truth network's for its centroid, or the cheap network's if that sufficed; in a text search, the
             cosine of text and centroid.
+        cluster: number of its cluster in the stream.
     """
 
     stream: str
@@ -145,6 +146,7 @@ class VideoIndex:
     Args:
         folder: the folder with a folder for each stream.
         truth: the truth network of the ingest; without it, only results settled by earlier queries are found.
+        cost: counts of the work of queries so far.
 
     Raises:
         CheckpointError: there is no index, or the truth network has other classes.
@@ -160,7 +162,7 @@ class VideoIndex:
         found = sorted(path.parent for path in self.folder.glob("*/index.db"))
         if not found:
             raise CheckpointError(
-                f"{self.folder} holds no index; `uneven focus ingest VIDEO --into {self.folder}` makes one"
+                f"{self.folder} is not an index; make one with `uneven focus ingest VIDEO --into {self.folder}`"
             )
         self.streams = {path.name: StreamStore(path) for path in found}
         for store in self.streams.values():
@@ -216,8 +218,10 @@ class VideoIndex:
         network.
 
         Args:
+            text: the text to search for.
             by: the embedding of pictures and texts.
             most: maximum number of clusters.
+            between, streams: as in :meth:`query`.
 
         Returns:
             Hits whose confidence is the cosine of text and centroid.
@@ -227,7 +231,7 @@ class VideoIndex:
             DataError: the network's outputs are not numeric rows of one width.
         """
         if most < 1:
-            raise ConfigError(f"most = {most!r}: a search returns at least 1 cluster")
+            raise ConfigError(f"most = {most!r}: give at least 1")
         chosen = self._chosen(streams, between)
         wanted = by.of_text(text)
         found: list[tuple[float, int, int]] = []
@@ -301,7 +305,7 @@ class VideoIndex:
         while rows := spreading.ask(ROUND if spread or self.truth is None else self.truth.at_once):
             if self.truth is None:
                 raise ConfigError(
-                    f"centroids of {stream} that may hold it were never judged: open the index with its truth network"
+                    f"the truth network has not classified some candidate centroids of {stream}: open the index with it"
                 )
             # A round may be larger than a batch. Only the judged part is reported back; `ask` offers the rest again.
             part = [clusters[row] for row in rows[: self.truth.at_once]]
@@ -337,6 +341,6 @@ def check_truth(store: StreamStore, truth: Truth | None) -> None:
     changed = f"without {', '.join(lost)}" if lost else f"with {', '.join(new)}" if new else "in another order or size"
     hint = difflib.get_close_matches(lost[0], new, n=1) if lost and new else []
     raise CheckpointError(
-        f"the truth network names other classes than the one of {store.folder}: {changed}"
-        f"{f' (is {hint[0]!r} the former {lost[0]!r}?)' if hint else ''}; take the stream in anew, in another folder"
+        f"the truth network names other classes than the one of {store.folder}: "
+        f"{changed}{f' (is {hint[0]!r} the former {lost[0]!r}?)' if hint else ''}; ingest into another folder"
     )

@@ -26,6 +26,9 @@ class Sprites:
         stays: minimum and maximum number of frames of an appearance.
         size: height and width of a frame, in pixels.
         scale: enlargement of the pictures.
+        seed: determines classes, times and places.
+        name: the name of the stream.
+        live: True to act as a camera.
     """
 
     pictures: npt.NDArray[np.uint8]
@@ -51,7 +54,7 @@ class Sprites:
             yield Frame(number, number / per_s, self._drawn(scene, number))
 
     def shown(self, number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
-        """Return the class and box of each picture in a frame."""
+        """Return the class and box of each picture in frame ``number``."""
         return [(int(self.labels[one]), box) for one, box, _ in self._there(number)]
 
     def _there(self, number: int) -> Iterator[tuple[int, tuple[int, int, int, int], float]]:

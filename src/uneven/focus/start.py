@@ -29,8 +29,10 @@ class Update:
     """A progress report of an ingest.
 
     Attributes:
+        stream: the name of the stream.
         step: "tune", "ingest" or "failed".
         counts: of the stream, during its ingest.
+        tuned: the chosen settings, after "tune".
         reason: the reason of the failure.
     """
 
@@ -72,6 +74,9 @@ def ingest(
         recall, precision: targets, in frames, for every dominant class; see :class:`Wanted` for more.
         policy: "balance", "opt-ingest" or "opt-query".
         starts: time of day at which the videos begin, for queries by time of day.
+        wanted: all targets and settings to try, instead of ``recall``, ``precision`` and ``policy``.
+        options: of the ingest, such as frames per second.
+        show: called with each :class:`Update`.
         engine: "local", or "ray" for the machines of a Ray cluster, which must all reach ``into`` and the videos.
             Streams are assigned by their measured cost and the machines' measured speeds, and moved if a machine is
             lost.
@@ -89,7 +94,7 @@ def ingest(
     wishes = wanted or Wanted(recall=recall, precision=precision, policy=policy_named(policy))
     sources = {source.name: source for source in map(_source, _several(videos))}
     if len(sources) < len(_several(videos)):
-        raise ConfigError("two of the videos have the same name: give one of them another")
+        raise ConfigError("two videos have the same name: rename one")
     with contextlib.ExitStack() as owned:
         folders = {name: Path(into) / name.replace("/", "_") for name in sources}
         failed: dict[str, str] = {}
@@ -127,6 +132,7 @@ def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> V
     """Open an existing index.
 
     Args:
+        into: the folder of the index.
         truth: the truth network of the ingest; without it, only results settled by earlier queries are found.
 
     Raises:
@@ -141,6 +147,9 @@ def retune(
     """Choose a stream's settings again on fresh frames. They apply to later ingests; the existing index is not rebuilt.
 
     Args:
+        index: the index, opened with the truth network.
+        source: fresh video of a stream of that name.
+        options: of the ingest.
         wanted: the settings to try and the sample's length; the targets remain those of the stream.
 
     Raises:
@@ -149,7 +158,7 @@ def retune(
     """
     store = index.streams[source.name]
     if index.truth is None:
-        raise ConfigError("the settings are chosen by the truth network: open the index with it")
+        raise ConfigError("choosing the settings needs the truth network: open the index with it")
     same = replace(
         wanted or Wanted(),
         recall=store.fact("recall"),
@@ -193,14 +202,12 @@ def _check_same(store: StreamStore, source: VideoSource, options: IngestOptions)
     """Raise ConfigError instead of mixing two videos, or two rates, in one stream."""
     if store.fact("per_s") != options.per_s:
         raise ConfigError(
-            f"{store.folder} was taken in with {store.fact('per_s'):g} frames/s, not {options.per_s:g}: give the same "
-            f"rate (--per-s), or another --into"
+            f"{store.folder} was ingested with {store.fact('per_s'):g} frames/s, not {options.per_s:g}: give the "
+            "same rate (--per-s), or another --into"
         )
     known = store.fact("begins")  # None in older indexes and for cameras
     if known and isinstance(source, Video) and list(source.begins(known[0])) != known:
-        raise ConfigError(
-            f"{source.at} is not the video that {store.folder} was made from: give it another name, or another --into"
-        )
+        raise ConfigError(f"{source.at} is not the video of {store.folder}: rename it, or give another --into")
 
 
 def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:

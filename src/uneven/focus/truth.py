@@ -56,7 +56,7 @@ class Truth:
     ) -> None:
         names = classes if classes is not None else getattr(network, "classes", None)
         if not names:
-            raise ConfigError("the truth network does not say its classes: give Truth(network, classes=[…])")
+            raise ConfigError("the truth network has no list of classes: give Truth(network, classes=[…])")
         self.classes = tuple(str(name) for name in names)
         if len(set(self.classes)) < len(self.classes):
             raise ConfigError(f"two classes of the truth network have one name: {', '.join(self.classes)}")
@@ -68,12 +68,14 @@ class Truth:
         self.calls = 0
         self._copies = [_Copy(network, None)]
         if devices and not isinstance(network, nn.Module):
-            raise ConfigError("devices are for a torch module, which can be copied to them")
+            raise ConfigError(
+                "devices= needs a torch module as the truth network, because it is copied to each: leave devices out"
+            )
         if devices and isinstance(network, nn.Module):
             self._copies = [_Copy(copy.deepcopy(network).to(device), device) for device in devices]
 
     def label(self, crops: Crops) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return the likeliest class of each crop (n, side, side, 3) and its score, (n,) int64 and (n,) float32.
+        """Return the likeliest class of each of ``crops`` (n, side, side, 3) and its score, (n,) int64 and float32.
 
         Raises:
             DataError: the network's output is not finite, or not (n, classes).
@@ -121,11 +123,11 @@ class Truth:
     def _check(self, answer: torch.Tensor, count: int) -> None:
         if count and answer.shape != (count, len(self.classes)):
             raise DataError(
-                f"the truth network answers {list(answer.shape)} for {count} objects, and has named "
-                f"{len(self.classes)} classes: it must answer [objects, classes]"
+                f"the truth network returned shape {list(answer.shape)} for {count} objects and "
+                f"{len(self.classes)} classes: return [objects, classes]"
             )
         if not bool(torch.isfinite(answer).all()):
-            raise DataError("the truth network answers with NaN or infinity")
+            raise DataError("the truth network returned NaN or infinity: check its weights and the scale of its input")
 
 
 class _Copy:
@@ -157,5 +159,5 @@ def work(call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> float:
         call(example)
     found = float(counter.get_total_flops())
     if found <= 0:
-        raise ConfigError("torch counts no operation of the network: it must compute with torch")
+        raise ConfigError("torch counted no operations of the network: give a network that computes with torch")
     return found

@@ -38,7 +38,14 @@ class Wanted:
             (:mod:`uneven.focus.pure.sweep`). At 0 the sample is trusted, as in the paper.
         sample_s: length of the sample; half of it trains, half checks.
         epochs: passes over the sampled objects in training.
+        ladder: the candidate networks.
+        named: numbers of most frequent classes with their own output.
+        grid: the other settings to try.
         devices: devices that train the candidates, as in ``fleet.train``.
+        seed: of the candidates' weights and the order of samples.
+
+    Raises:
+        ConfigError: a target or the confidence is out of range.
     """
 
     recall: float = 0.99

@@ -52,21 +52,18 @@ class Frame:
 
 
 class VideoSource(Protocol):
-    """A source of frames. It must be picklable if another process ingests it.
-
-    Attributes:
-        name: the name of the stream in the index.
-        live: frames that are not taken in time are lost, so a slow consumer must drop some.
-    """
+    """A source of frames; picklable, because another process may ingest it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the stream in the index."""
 
     @property
-    def live(self) -> bool: ...
+    def live(self) -> bool:
+        """True if frames that are not taken in time are lost, so a slow consumer must drop some."""
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """Yield frames at that rate from number ``first`` on; a live stream's next frame has that number."""
+        """Yield frames at ``per_s`` frames/s from number ``first`` on; a live stream's next frame has that number."""
         ...
 
     def length_s(self) -> float | None:
@@ -132,7 +129,7 @@ class Video:
         return len(first), hashlib.sha256(b"".join(first)).hexdigest()
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """Yield the first frame at or after each due moment."""
+        """Yield the first frame at or after each due moment, at ``per_s`` frames/s, from number ``first`` on."""
         due, clock = first, FrameClock(first / per_s)
         for time_s, picture in self._watched(clock) if self.live else self._recorded(clock):
             if time_s + 1e-6 >= clock.due_s:
@@ -155,7 +152,7 @@ class Video:
             if self.follow and _grown(Path(self._at), size):
                 continue
             if not again and clock.due_s == 0:
-                raise DataError(f"{self._shown} holds no picture")
+                raise DataError(f"{self._shown} has no frames: name a video that FFmpeg can read")
             return
 
     def _find(
@@ -194,8 +191,8 @@ class Video:
                 reason = str(error)
             pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             if time.monotonic() + pause_s > heard_s + self.timeout_s:
-                raise DataError(f"{self._shown} has shown nothing for {self.timeout_s:g} s: {reason}")
-            _log.warning("%s was interrupted (%s); opened again in %g s", self._shown, reason, pause_s)
+                raise DataError(f"{self._shown} has sent no frame for {self.timeout_s:g} s: {reason}")
+            _log.warning("%s was interrupted (%s); reopening in %g s", self._shown, reason, pause_s)
             tries += 1
             time.sleep(pause_s)
         yield from self._recorded(clock)  # the address of a file
@@ -223,22 +220,20 @@ class Video:
         if lost and not shown:
             raise DataError(f"{self._shown} cannot be decoded: {reason}")
         if lost:
-            _log.warning("%s: %d packets cannot be decoded and are left out (%s)", self._shown, lost, reason)
+            _log.warning("%s: %d packets cannot be decoded and are skipped (%s)", self._shown, lost, reason)
 
     def _upright(self, picture: av.VideoFrame) -> npt.NDArray[np.uint8]:
         try:
             pixels = np.asarray(picture.to_ndarray(format="rgb24"), np.uint8)
         except _BROKEN as error:
-            raise DataError(f"{self._shown}: pictures of format {picture.format.name}: {_words(error)}") from None
+            raise DataError(f"{self._shown}: frames of format {picture.format.name}: {_words(error)}") from None
         matrix: Any = picture.side_data.get("DISPLAYMATRIX")
         if matrix is None:
             return pixels
         # FFmpeg's 3x3 matrix in 16.16 fixed point; quarter turns and mirrors have either (a, d) or (b, c).
         a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
         if (a or d) and (b or c):
-            raise DataError(
-                f"{self._shown} is turned by {-picture.rotation}°, which is not a quarter: encode it again with ffmpeg"
-            )
+            raise DataError(f"{self._shown} is turned by {-picture.rotation}°, not a multiple of 90°: encode it again")
         if b or c:
             pixels, a, d = pixels.swapaxes(0, 1), c, b
         return np.ascontiguousarray(pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
@@ -248,7 +243,7 @@ class Video:
             # Cover pictures are video streams, too.
             if stream.codec_context is not None and not stream.disposition & Disposition.attached_pic:
                 return stream
-        raise DataError(f"{self._shown} holds no video stream that FFmpeg decodes")
+        raise DataError(f"{self._shown} has no video stream that FFmpeg can decode")
 
     def _open(self) -> av.container.InputContainer:
         within_s = min(_SILENT_S, self.timeout_s) if self.live else None

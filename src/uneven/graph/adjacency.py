@@ -42,7 +42,9 @@ class RowIndex:
     def of(cls, row: Ids, column: Ids, vertices: int) -> RowIndex:
         """Build the matrix from row and column of each one, in any order; duplicates count twice."""
         if len(row) > MOST:  # int32 cannot count them
-            raise DataError(f"{len(row):,} edges in one part, and {MOST:,} is the most: cut the graph into more parts")
+            raise DataError(
+                f"{len(row):,} edges in one part, at most {MOST:,} are supported: cut the graph into more parts"
+            )
         # One sort of combined keys, in place: less memory than a sort by two columns.
         key = row.astype(np.int64)
         key *= vertices

@@ -28,7 +28,7 @@ class Constants:
     def add(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Register ``x``, of any shape, and return it; raise :class:`ConfigError` if it requires a gradient."""
         if x.requires_grad:
-            raise ConfigError("graph.constant: x is trained (requires_grad), so what is made of it changes each step")
+            raise ConfigError("graph.constant: x requires a gradient, so its aggregate changes: give constant features")
         self._known.setdefault(x, _Known(x._version, dtype or x.dtype))
         return x
 
@@ -42,7 +42,7 @@ class Constants:
             return make(x)
         if x._version != known.version:  # torch increments it on every in-place change
             raise TrainingError(
-                "features given to graph.constant were changed in place, and what was made of them is kept: change a "
+                "features given to graph.constant were changed in place, but their aggregate is cached: change a "
                 "copy, or leave graph.constant out"
             )
         if what not in known.made:

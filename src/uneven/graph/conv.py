@@ -20,9 +20,11 @@ class SAGEConv(nn.Module):
     With ``aggr="gcn"``: W_l · (Σ over in-neighbours + own) / (deg + 1) + b, as in DGL and DistGNN; no W_r.
 
     Args:
+        in_channels, out_channels: widths of ``x`` and of the result.
         aggr: mean, sum, max, min or gcn.
         normalize: whether to scale output rows to length 1.
         root_weight: whether to use W_r.
+        bias: whether to add b.
 
     Raises:
         ConfigError: ``aggr`` is unknown.
@@ -50,7 +52,7 @@ class SAGEConv(nn.Module):
             self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """Compute the layer: (rows, in) → (rows, out)."""
+        """Compute the layer on ``x`` (rows, in) of ``g``; return (rows, out)."""
         found = self._out(x, g)
         return F.normalize(found, p=2.0, dim=-1) if self.normalize else found
 
@@ -87,6 +89,10 @@ class GCNConv(nn.Module):
     """Kipf and Welling's layer: D^(−1/2) (A + I) D^(−1/2) X W + b, D the in-degrees with the added loops.
 
     A vertex that already has a loop gets no second one, as in PyG.
+
+    Args:
+        in_channels, out_channels: widths of ``x`` and of the result.
+        bias: whether to add b.
     """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
@@ -99,7 +105,7 @@ class GCNConv(nn.Module):
         nn.init.uniform_(self.lin.weight, -bound, bound)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """Compute the layer: (rows, in) → (rows, out)."""
+        """Compute the layer on ``x`` (rows, in) of ``g``; return (rows, out)."""
         if g.keeps(x) or self.in_channels < self.out_channels:
             near = g.kept("gcn", x, lambda one: self._propagate(one, g))
             return _product(near, self.lin.weight, self.bias)
@@ -132,7 +138,7 @@ class GINConv(nn.Module):
             self.register_buffer("eps", first)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """Compute the layer: (rows, in) → (rows, out)."""
+        """Compute the layer on ``x`` (rows, in) of ``g``; return (rows, out)."""
         near = g.kept("sum", x, g.sum).to(x.dtype)
         return self.nn(near + (1.0 + self.eps) * x)
 

@@ -72,7 +72,7 @@ def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
         connection.close()
     if told is None or not told[0][0]:
         # all workers fail with rank 0
-        raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
+        raise DataError("graph.partition failed on rank 0, which partitions for all ranks: see its message")
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -169,6 +169,7 @@ def partition(
     Args:
         graph: ``edge_index``, or a graph of PyG, DGL, networkx, SciPy or OGB. Its per-vertex tensors are written, too.
         num_nodes: number of vertices, including those without edges.
+        path: the folder to write, new or empty.
         parts: number of parts; by default that of ``shares``.
         shares: speed of each worker's machine, in any unit; equal by default.
         by: instead of shares: ``"speed"``, called by all workers of a run, measures each machine, and rank 0 cuts; or a
@@ -178,6 +179,7 @@ def partition(
         memory: bytes available to each worker, which limit its part.
         method: ne, libra, hdrf, dbh, random, or metis with the extra ``graph``.
         beta: cost of a vertex, in edges; by default as measured by ``by="speed"``, otherwise 10.
+        seed: of the random choices of the method.
         tensors: name → torch or NumPy array of shape (vertices, ...).
 
     Raises:
@@ -186,7 +188,7 @@ def partition(
             be stored.
     """
     if by is not None and (shares is not None or parts is not None):
-        raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
+        raise ConfigError("graph.partition: by=, shares= and parts= exclude each other: give one")
 
     need("graph", "scipy")
 
@@ -203,7 +205,7 @@ def partition(
         each = normal(each, len(each) if parts is None else parts)
         if most is not None:
             if len(most) != len(each):
-                raise ConfigError(f"memory of {len(most)} machines, and there are {len(each)} parts: give one for each")
+                raise ConfigError(f"memory of {len(most)} machines for {len(each)} parts: give one for each")
             whole = work.whole_bytes(len(edges), edges.vertices)
             each = capped(each, [one / whole for one in most])
         found = cut(edges, method, each, seed, price)

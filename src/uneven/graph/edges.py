@@ -53,8 +53,8 @@ def graph_of(graph: Any, num_nodes: int | None = None) -> tuple[EdgeList, dict[s
     edges = index.shape[1]
     if edges > MOST:
         raise DataError(
-            f"edge_index has {edges:,} edges; {MOST:,} is the most that are partitioned here, for edges are "
-            f"counted in 32 bits: leave out one direction of an undirected graph, or sample"
+            f"edge_index has {edges:,} edges; {MOST:,} is the maximum of 32-bit counts: leave out one direction of "
+            "an undirected graph, or sample"
         )
     least, greatest = (int(index.min()), int(index.max())) if edges else (0, -1)
     vertices = _whole(num_nodes)
@@ -63,13 +63,13 @@ def graph_of(graph: Any, num_nodes: int | None = None) -> tuple[EdgeList, dict[s
         if not given.vertices and vertices > 1000 * (edges + 1000):
             raise DataError(
                 f"edge_index names vertex {greatest:,}, and has {edges:,} edges: number the vertices from 0 "
-                f"(np.unique(edge_index, return_inverse=True)), or name num_nodes"
+                "(np.unique(edge_index, return_inverse=True)), or give num_nodes"
             )
     if least < 0 or greatest >= vertices:
         wrong = least if least < 0 else greatest
-        raise DataError(f"edge_index names vertex {wrong}, and there are {vertices}: ids go from 0 to {vertices - 1}")
+        raise DataError(f"edge_index names vertex {wrong} of {vertices}: give ids from 0 to {vertices - 1}")
     if vertices > MOST or vertices < 1:
-        raise DataError(f"a graph of {vertices:,} vertices: there must be 1 to {MOST:,}")
+        raise DataError(f"a graph of {vertices:,} vertices: give 1 to {MOST:,}")
     source, target = np.ascontiguousarray(index, np.int32)
     return EdgeList(source, target, vertices), _tensors(given, vertices, edges)
 
@@ -82,13 +82,13 @@ def edges_of(graph: Any, num_nodes: int | None = None) -> EdgeList:
 def _given(graph: Any) -> _Form:
     if hasattr(graph, "to_homogeneous") or (isinstance(graph, Mapping) and "edge_index_dict" in graph):
         raise DataError(
-            f"a {type(graph).__name__} has types of vertices and edges, and layers here have none: give "
-            f"data.to_homogeneous(add_edge_type=False) of a HeteroData, or one edge_index over all vertices"
+            f"a {type(graph).__name__} has types of vertices and edges, which layers here do not support: give "
+            "data.to_homogeneous(add_edge_type=False) of a HeteroData, or one edge_index over all vertices"
         )
     if hasattr(graph, "ndata"):
         if graph.is_block or not graph.is_homogeneous:
             raise DataError(
-                "a DGL graph with types of vertices or edges, or a block: layers here have none; give "
+                "a DGL block, or a DGL graph with types of vertices or edges, is not supported: give "
                 "dgl.to_homogeneous(graph, store_type=False)"
             )
         on_edges = {name: one for name, one in graph.edata.items() if name != "_ID"}  # DGL's internal numbers
@@ -138,7 +138,7 @@ def _matrix(given: Any, into: bool | None = None) -> _Form:
     """Read a sparse matrix; ``into`` means that a row is a target."""
     shape = tuple(given.sparse_sizes() if hasattr(given, "sparse_sizes") else given.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
-        raise DataError(f"a matrix of shape {shape}: an adjacency has as many rows as columns, one a vertex")
+        raise DataError(f"a matrix of shape {shape}: give a square adjacency, one row and one column per vertex")
     if hasattr(given, "tocoo"):  # SciPy's, whose row is the source in PyG, DGL and networkx
         coo, kind, into, clear = given.tocoo(), given.format, False, "give matrix != 0"
         row, column, values = coo.row, coo.col, coo.data
@@ -155,8 +155,8 @@ def _matrix(given: Any, into: bool | None = None) -> _Form:
         key, other = row.astype(np.int64) * shape[0] + column, column.astype(np.int64) * shape[0] + row
         if not np.array_equal(np.sort(key), np.sort(other)):
             raise DataError(
-                "this sparse matrix is not symmetric, and PyG reads a row as a source in to_edge_index, but as a "
-                "target in its layers: give edge_index, torch.stack([column, row]) if a row is a target"
+                "this sparse matrix is not symmetric. PyG's to_edge_index reads a row as a source, its layers as a "
+                "target: give edge_index, or torch.stack([column, row]) if a row is a target"
             )
     on_edges = {} if values is None else {"the matrix": values}
     return _Form((column, row) if into else (row, column), shape[0], True, {}, on_edges, clear=clear)
@@ -167,8 +167,9 @@ def _networkx(graph: Any) -> _Form:
     names = list(graph.nodes)
     if all(isinstance(one, Integral) for one in names) and names != sorted(names):
         raise DataError(
-            "this networkx graph has whole numbers as names, out of order: PyG numbers vertices in the order of "
-            "graph.nodes, DGL by name; give nx.convert_node_labels_to_integers(graph, ordering='sorted') or 'default'"
+            "the integer names of this networkx graph are out of order. PyG numbers vertices in the order of "
+            "graph.nodes, DGL by their names: give nx.convert_node_labels_to_integers(graph, ordering='sorted') or "
+            "'default'"
         )
     place = {name: number for number, name in enumerate(names)}
     pairs = [(place[one], place[other]) for one, other in graph.to_directed(as_view=True).edges()]
@@ -194,11 +195,11 @@ def _index(given: Any) -> npt.NDArray[Any]:
             index = np.stack(arrays) if arrays and hasattr(arrays[0], "ndim") else np.array(arrays)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"edge_index is a {type(given).__name__} of unequal rows: give a tensor [2, edges]; of OGB's (graph, "
-                f"labels), give graph, and tensors={{'y': labels}}"
+                f"edge_index is a {type(given).__name__} of unequal rows: give a tensor [2, edges]; for OGB's "
+                "(graph, labels), give graph and tensors={'y': labels}"
             ) from error
         if index.shape == (2, 2) and isinstance(given[0], list | tuple):
-            raise DataError(f"{given} may be pairs or [2, edges]: give torch.tensor(pairs).T, or a tensor [2, edges]")
+            raise DataError(f"{given} is ambiguous: give torch.tensor(pairs).T, or a tensor [2, edges]")
     else:
         index = given
         if isinstance(given, torch.Tensor):
@@ -212,7 +213,7 @@ def _index(given: Any) -> npt.NDArray[Any]:
         raise DataError(f"edge_index has shape {index.shape}: {way}")
     if index.dtype.kind not in "iu" or np.ma.is_masked(index):
         kind = getattr(given, "dtype", index.dtype)
-        raise DataError(f"edge_index has dtype {kind}: give ids of vertices, whole numbers")
+        raise DataError(f"edge_index has dtype {kind}: give integer ids of vertices")
     return index
 
 
@@ -221,7 +222,7 @@ def _whole(count: Any) -> int | None:
         return None
     found = np.asarray(count)
     if found.size != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"num_nodes = {count}: give a whole number of vertices")
+        raise DataError(f"num_nodes = {count}: give an integer")
     return int(found.reshape(()))
 
 
@@ -236,19 +237,19 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
         if way is given.clear or _OF_EDGES.search(name) or length == edges != vertices:
             if _is_matrix(one) or not isinstance(one, torch.Tensor | np.ndarray) or not bool((one == 1).all()):
                 raise DataError(
-                    f"{name} holds values of edges, and layers here count each edge once, without weights or "
-                    f"features; to train without them: {without}"
+                    f"{name} holds values of edges, but layers here support neither weights nor features of edges; "
+                    f"to train without them: {without}"
                 )
         elif isinstance(one, list) or (isinstance(one, np.ndarray) and one.dtype.kind not in "biufc"):
             continue  # words
         elif np.ma.is_masked(one):
             raise DataError(f"{name} has masked values: give {name}.filled(…), or leave it out: {without}")
         elif _is_matrix(one):
-            raise DataError(f"{name} is sparse, and layers here take dense features: give {name} dense")
+            raise DataError(f"{name} is sparse: give dense features")
         elif length != vertices:
             raise DataError(
-                f"{name} has shape {tuple(one.shape)}, and the graph has {vertices:,} vertices: name num_nodes if the "
-                f"last ones have no edges, or leave it out: {without}"
+                f"{name} has shape {tuple(one.shape)}, but the graph has {vertices:,} vertices: give num_nodes if "
+                f"the last ones have no edges, or leave it out: {without}"
             )
         elif isinstance(one, torch.Tensor):
             found[name] = one
@@ -277,9 +278,11 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
     found = {}
     for name, given in tensors.items():
         if not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise ConfigError(f"tensor {name!r}: it becomes a file of this name, so give a word without slashes")
+            raise ConfigError(f"tensor {name!r}: the name becomes a file name: leave slashes out")
         if _OF_EDGES.search(name):
-            raise ConfigError(f"tensor {name!r} is of edges, and layers here take none: leave it out, or rename it")
+            raise ConfigError(
+                f"tensor {name!r} belongs to edges, which layers here do not support: leave it out, or rename it"
+            )
         if not isinstance(given, torch.Tensor | np.ndarray):
             raise ConfigError(f"tensor {name!r} is of type {type(given).__name__}: give a tensor, or an array of NumPy")
         if isinstance(given, torch.Tensor):
@@ -287,13 +290,13 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
                 given = given.detach().cpu().numpy()
             except TypeError as error:  # sparse, or a dtype that NumPy lacks
                 raise ConfigError(
-                    f"tensor {name!r} is {given.dtype}, {given.layout}, which files of NumPy do not hold: give it "
-                    f"dense, and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"
+                    f"tensor {name!r} is {given.dtype}, {given.layout}, which NumPy files do not support: give a "
+                    "dense tensor, float32 for bfloat16; g.constant(x, torch.bfloat16) converts it back on use"
                 ) from error
         if given.ndim < 1 or given.shape[0] != vertices:
             raise ConfigError(
-                f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one a vertex, or num_nodes= if "
-                f"the last vertices have no edges"
+                f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one per vertex, or "
+                "num_nodes= if the last vertices have no edges"
             )
         if given.dtype.kind not in "biufc":
             raise ConfigError(f"tensor {name!r} is of dtype {given.dtype}: give numbers")

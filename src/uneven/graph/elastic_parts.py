@@ -21,8 +21,8 @@ class ElasticGraph(PartedGraph):
         """Open the line; raise :class:`ConfigError` for an exchange that cannot be repeated with other workers."""
         if not self.how.exact:
             raise ConfigError(
-                f"exchange={self.how.name!r} in an elastic run: its messages pass between two workers, and cannot be "
-                f"made again among others; use exchange='exact', or leave --elastic out"
+                f"exchange={self.how.name!r} in an elastic run: its messages between pairs of workers cannot be "
+                "repeated after a loss; use exchange='exact', or leave --elastic out"
             )
         self._line = run.lines.open("graph")
         self._begin(run)
@@ -52,7 +52,7 @@ class ElasticGraph(PartedGraph):
         if not self._asked:
             raise TrainingError(
                 "workers may leave and join, and g.rebalance() was not called before this step: write `if "
-                "g.rebalance():` before each one, and ask for x, y and masks again there"
+                "g.rebalance():` before each step, and read x, y and the masks again in it"
             )
         self._asked = False
         assert self._run is not None

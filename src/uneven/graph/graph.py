@@ -83,11 +83,16 @@ class PartedGraph(Part):
     # ── the part of a session ───────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, run: Run) -> None:
-        """Open the line, and compare the workers' graphs; raise ConfigError or ConflictError if they do not match."""
+        """Open the line of ``run``, and compare the workers' graphs.
+
+        Raises:
+            ConfigError: the session has another rank or number of workers.
+            ConflictError: workers have loaded different partitions.
+        """
         if (self.rank, self.size) != (run.rank, len(run.members)):
             raise ConfigError(
-                f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
-                f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
+                f"graph.load ran as worker {self.rank} of {self.size}, but the session has rank {run.rank} of "
+                f"{len(run.members)}: load after the launcher's variables are set, or give rank and size"
             )
         if self.size > 1:
             self._line = run.lines.open("graph")
@@ -104,10 +109,10 @@ class PartedGraph(Part):
             vars(one).pop("forward", None)
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Raise :class:`ConfigError`: a part of the graph would be missing, or exist twice."""
+        """Raise :class:`ConfigError` if ``members`` change, because each holds a part of the graph."""
         raise ConfigError(
-            f"{self.name}: workers have left or joined, and each holds a part of the graph; leave --elastic out: fewer "
-            f"workers can load the same folder, and go on from a checkpoint"
+            f"{self.name}: workers left or joined, but each holds a part of the graph; leave --elastic out: fewer "
+            "workers can load the same folder, and resume from a checkpoint"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,7 +131,7 @@ class PartedGraph(Part):
         for rank, one in told.items():
             if one[:-1].tolist() != same:
                 raise ConflictError(
-                    f"rank {rank} has loaded another cut than rank {self.rank}: give all workers the same folder"
+                    f"rank {rank} has a different partition than rank {self.rank}: give all workers the same folder"
                 )
 
     def _gathered(self, mine: Tensor) -> dict[int, Tensor]:
@@ -169,7 +174,7 @@ class PartedGraph(Part):
         return True
 
     def before_step(self, step: Step) -> None:
-        """Check that gradients are averaged, with the weights by which losses are scaled.
+        """Check that ``step`` averages gradients, with the weights by which losses are scaled.
 
         Raises:
             TrainingError: ``samples`` is not that of the graph.
@@ -177,9 +182,8 @@ class PartedGraph(Part):
         """
         if self.how.name != "0c" and not step.averaged:
             raise ConfigError(
-                f"exchange={self.how.name!r} makes each layer of all workers' rows, so it needs the gradients of all "
-                f"averaged on every step, and the policy does not do so at step {step.clock}: use sync='bsp', or "
-                f"exchange='0c'"
+                f"exchange={self.how.name!r} needs gradients averaged over all workers in every step, and the "
+                f"policy does not average at step {step.clock}: use sync='bsp', or exchange='0c'"
             )
         self.exchange.begin()
         if abs(step.weight - self._weight) > 1e-12:
@@ -201,7 +205,7 @@ class PartedGraph(Part):
         return len(self.part.adjacency.into.columns)
 
     def tensor(self, name: str) -> Tensor:
-        """Return this worker's rows, (rows, ...), of a tensor passed to ``partition``."""
+        """Return this worker's rows, (rows, ...), of the tensor ``name`` passed to ``partition``."""
         return self.source.store.rows(name, self.part.ids[: self.rows])
 
     @property
@@ -230,11 +234,11 @@ class PartedGraph(Part):
     # ── for layers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over all in-neighbours, (rows, d) → (rows, d). All workers call it in the same order."""
+        """Return the sum of ``x`` (rows, d) over all in-neighbours, (rows, d). All workers call it in order."""
         return self.scaled_sum(x, None)
 
     def sum_and_degree(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum (rows, d) and its number of in-edges (rows,), which is lower with a late or no exchange."""
+        """Return the sum of ``x`` (rows, d) and its number of in-edges (rows,), lower with a late or no exchange."""
         self._check(x)
         found, degree = self.exchange.sum(x)
         return found, self.degree.to(x.dtype) if degree is None else degree
@@ -246,19 +250,19 @@ class PartedGraph(Part):
         return self.exchange.sum(x, scale, weight)[0]
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return the mean over all in-neighbours, (rows, d) → (rows, d); 0 without any."""
+        """Return the mean of ``x`` (rows, d) over all in-neighbours, (rows, d); 0 without any."""
         if self.how.exact:
             return self.scaled_sum(x, self.inverse_degree.to(x.dtype))
         found, degree = self.sum_and_degree(x)
         return found / degree.clamp(min=1.0)[:, None]
 
     def max(self, x: Tensor) -> Tensor:
-        """Return the maximum over all in-neighbours per column, (rows, d) → (rows, d); 0 without any."""
+        """Return the maximum of ``x`` (rows, d) over all in-neighbours per column, (rows, d); 0 without any."""
         self._check(x)
         return self.exchange.max(x).masked_fill(self.degree[:, None] == 0.0, 0.0)
 
     def min(self, x: Tensor) -> Tensor:
-        """Return the minimum over all in-neighbours per column, (rows, d) → (rows, d); 0 without any."""
+        """Return the minimum of ``x`` (rows, d) over all in-neighbours per column, (rows, d); 0 without any."""
         return -self.max(-x)
 
     def keeps(self, x: Tensor) -> bool:
@@ -266,21 +270,21 @@ class PartedGraph(Part):
         return self.how.exact and x in self.constants
 
     def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``make(x)``, cached if ``x``, of any shape, is a constant."""
+        """Return ``make(x)``, cached under the name ``what`` if ``x``, of any shape, is a constant."""
         return self.constants.made(what, x, make) if self.how.exact else make(x)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != 2 or x.shape[0] != self.rows:
             raise ConfigError(
-                f"a layer was given {tuple(x.shape)}: this part of the graph has {self.rows} rows; is x of another "
-                f"part, or of the whole graph?"
+                f"a layer was given {tuple(x.shape)}: this part of the graph has {self.rows} rows; give x of this part"
             )
         if not x.is_floating_point():
             raise ConfigError(f"a layer was given {x.dtype}: give floating-point features, x.float()")
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-        """Drop entries of ``x`` (rows, d) by a mask that depends on the vertex, so it is the same for any number of
-        workers.
+        """Drop entries of ``x`` (rows, d) with probability ``p`` if ``training``.
+
+        The mask depends on the vertex, so it is the same for any number of workers.
 
         All workers call it in the same order. In a session, ``nn.Dropout`` layers of the model use it.
         """
@@ -335,12 +339,12 @@ class PartedGraph(Part):
         if not self.exchange.carrier.whole:
             return 1  # the step will be skipped
         if not found:
-            raise DataError("the mask is empty on all workers: there is no mean over no vertices")
+            raise DataError("the mask is empty on all workers: select at least one vertex")
         self._masks[mask] = (mask._version, found)
         return found
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum over all workers of a tensor of one shape; a collective."""
+        """Return the sum of ``value``, of one shape, over all workers; a collective."""
         return self.exchange.carrier.total(value.detach())
 
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
@@ -358,13 +362,13 @@ class PartedGraph(Part):
         if output.dim() != 2 or output.shape[1] < 2 or y.shape[1:] not in ((), (1,)):
             raise DataError(
                 f"g.accuracy of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give outputs [rows, "
-                f"classes] and one label a row; a single logit z is torch.cat([-z, z], 1) of shape [rows, 2]"
+                "classes] and one label per row; for a single logit z, torch.cat([-z, z], 1)"
             )
         right = (output.argmax(dim=1) == y.reshape(-1)) & mask & self.rooted
         return self.total(right.sum().double()).item() / self._count(mask)
 
     def gather(self, output: Tensor) -> Tensor | None:
-        """Return the rows (vertices, ...) of all vertices in the original order on rank 0, otherwise None; a
+        """Gather ``output`` (rows, ...) as (vertices, ...) in the original order on rank 0; None elsewhere. A
         collective."""
         output, ids = output.detach()[self.rooted].contiguous(), self.ids[self.rooted]
         counts = [int(one) for one in self._gathered(torch.tensor([len(ids)])).values()]
@@ -435,7 +439,7 @@ def load(
         return kind(GraphSource(GraphStore(where), speeds), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
-            f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "
+            f"graph.load got a whole graph, but there are {size} workers: partition it once with graph.partition(…, "
             f"parts={size}), and load the folder"
         )
     return PartedGraph(GraphSource(WholeGraph(where)), 0, 1, how=how, seed=seed)

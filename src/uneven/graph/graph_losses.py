@@ -33,7 +33,7 @@ def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
         raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as {way}")
     for what, one in (("outputs", output), ("labels", y)):
         if one.shape[:1] != (rows,):
-            raise DataError(f"{what} of shape {tuple(one.shape)}: this part of the graph has {rows} rows")
+            raise DataError(f"{what} of shape {tuple(one.shape)}: give the rows of this part, {rows} rows")
     return mask.view(rows)
 
 
@@ -94,9 +94,9 @@ class SplitLoss:
         """Raise ConfigError unless a user's function of these rows (n, ...) is the sum over their two halves."""
         if not isinstance(self._reduction, str):
             raise ConfigError(
-                f"g.loss: {self._name} does not take reduction=, and its mean would be over this worker's vertices: "
-                f"give torch's function with its options, functools.partial(F.cross_entropy, ignore_index=-1), or a "
-                f"function of yours that takes reduction='mean' and 'sum'"
+                f"g.loss: {self._name} does not take reduction=, so its mean covers this worker's vertices only: "
+                "give a function that takes reduction='mean' and 'sum', such as functools.partial(F.cross_entropy, "
+                "ignore_index=-1)"
             )
         if self._torch or not len(y) or not output.isfinite().all():
             return
@@ -109,6 +109,6 @@ class SplitLoss:
         pairs = ((total, one, two), (over[0], over[1], over[2]), (total, mean, 0.0 * mean))
         if not all(abs(a - b - c) <= off * (abs(b) + abs(c)) for a, b, c in pairs):
             raise ConfigError(
-                f"g.loss: {self._name} with reduction='sum' is not a sum over vertices, or its mean is not that sum "
-                f"over a number that labels alone decide: a worker cannot compute its share of it"
+                f"g.loss: {self._name} is not a sum over vertices divided by a number that depends on labels alone, "
+                "so workers cannot compute parts of it: give such a loss"
             )

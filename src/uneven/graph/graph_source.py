@@ -31,8 +31,7 @@ class GraphSource:
         parts = self.store.facts.parts
         if not 1 <= size <= parts:
             raise ConfigError(
-                f"{size} workers and {parts} parts in {self.store.where}: a part cannot be split; partition again with "
-                f"parts={size}"
+                f"{size} workers, but {parts} parts in {self.store.where}: partition again with parts={size}"
             )
         if len(self._dealt) == size:
             return self._dealt

@@ -119,8 +119,8 @@ def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: An
     off = 1e-2 * float(two.abs().max())
     if not random and not torch.allclose(two, wanted, rtol=1e-2, atol=off, equal_nan=True):
         raise ConfigError(
-            f"layer {name} ({type(layer).__name__}) makes a row of other vertices' rows, and each worker has its part "
-            f"of them: use torch.nn.BatchNorm1d or torch.nn.LayerNorm instead, or train with one process"
+            f"layer {name} ({type(layer).__name__}) combines rows of different vertices, which are on different "
+            "workers: use torch.nn.BatchNorm1d or torch.nn.LayerNorm, or train with one process"
         )
     if layer.training:
         vars(layer).pop("forward", None)  # tried once

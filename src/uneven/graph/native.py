@@ -81,8 +81,8 @@ def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
     # its functions may take other arguments
     if _compiled_from(found) != hashlib.sha256(SOURCE.read_bytes()).hexdigest():
         warn(
-            f"uneven: {path} was compiled from another {SOURCE.name}, so graphs are computed without it, slower: "
-            f"install uneven again, as in pip install --editable ."
+            f"uneven: {path} was compiled from another {SOURCE.name}, so slower Python code is used: install uneven "
+            "again, as in pip install --editable ."
         )
         return None
     return found

@@ -47,7 +47,7 @@ class StoreFacts:
 
 
 class GraphStore:
-    """A folder with a cut graph; ``facts`` is its metadata, ``where`` its name for messages.
+    """The folder ``path`` with a cut graph; ``facts`` is its metadata, ``where`` its name for messages.
 
     Raises:
         DataError: there is no cut graph, or it has another schema version.
@@ -59,12 +59,12 @@ class GraphStore:
         try:
             told = json.loads((self.path / _META).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            raise DataError(f"{self.path} holds no cut graph: write one with uneven.graph.partition") from None
+            raise DataError(f"{self.path} has no partitioned graph: write one with uneven.graph.partition") from None
         except ValueError:
             raise DataError(f"{self.path / _META} is damaged: partition the graph again") from None
         if told.get("schema") != SCHEMA:
             raise DataError(
-                f"{self.path}: schema {told.get('schema')}, and this version reads {SCHEMA}: partition again"
+                f"{self.path}: schema {told.get('schema')}, but this version reads {SCHEMA}: partition again"
             )
         told.update({name: tuple(told[name]) for name in ("bounds", "shares")})
         self.facts = StoreFacts(**told)
@@ -75,14 +75,18 @@ class GraphStore:
         return tuple(sorted(one.stem for one in (self.path / "tensors").glob("*.npy")))
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Map one array: source, target (int32 (edges,), by part), order (each vertex's original id, (vertices,)), …"""
+        """Map the array ``name``: source, target (int32 (edges,), by part), order (original ids, (vertices,)), …
+
+        Raises:
+            DataError: the folder has no such array.
+        """
         try:
             return load_array(self.path / f"{name}.npy", mapped=True)
         except FileNotFoundError:
             raise DataError(f"{self.path} has no {name}: partition the graph again") from None
 
     def rows(self, name: str, ids: Ids) -> Tensor:
-        """Return rows ``ids`` of a tensor, (n, ...); raise :class:`DataError` if there is none."""
+        """Return rows ``ids`` of tensor ``name``, (n, ...); raise :class:`DataError` if there is none."""
         if name not in self.names:
             raise DataError(f"{self.where} has no tensor {name!r}, only {', '.join(self.names) or 'none'}")
         return self._rows(name, ids)
@@ -174,7 +178,7 @@ def write_store(
 ) -> GraphStore:
     """Write a cut graph with its tensors (vertices, ...); raise :class:`ConfigError` if ``path`` holds other files."""
     if path.exists() and not (path / _META).exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} is there and holds no cut graph: name a new folder")
+        raise ConfigError(f"{path} exists but is not a folder of graph.partition: name a new folder")
     (path / "tensors").mkdir(parents=True, exist_ok=True)
     (path / _META).unlink(missing_ok=True)  # no valid store from here until the end
     for old in (path / "tensors").glob("*.npy"):

@@ -17,7 +17,7 @@ _NAME = re.compile(r"rank(\d{5,})\.jsonl")
 
 
 def rank_path(run: Path, rank: int) -> Path:
-    """Return the journal file of a rank: ``RUN/journal/rank00000.jsonl``."""
+    """Return the journal file of ``rank`` in the directory ``run``: ``RUN/journal/rank00000.jsonl``."""
     return run / "journal" / f"rank{rank:05d}.jsonl"
 
 
@@ -55,11 +55,12 @@ def newest_run(root: Path = Path("runs"), started_by: str | None = None) -> Path
 class Journal:
     """All records of a run."""
 
-    run: Path  # the run directory
-    ranks: dict[int, tuple[Record, ...]]  # as written; each life of a resumed run begins with a RunRecord
-    unfinished: int = 0  # number of skipped lines that a killed writer left incomplete
+    run: Path  #: the run directory
+    ranks: dict[int, tuple[Record, ...]]  #: as written; each life of a resumed run begins with a RunRecord
+    unfinished: int = 0  #: number of skipped lines that a killed writer left incomplete
 
     def records(self) -> Iterator[Record]:
+        """Yield all records, rank by rank."""
         for records in self.ranks.values():
             yield from records
 
@@ -100,10 +101,10 @@ class Follower:
     A call costs a directory listing and one read per rank; an incomplete line is left for the next call.
     """
 
-    run: Path
-    most_bytes: float = math.inf  # limit for the first read of each file: its first line and its end
-    unfinished: int = field(default=0, init=False)  # skipped lines, left incomplete by a killed writer
-    whole: bool = field(default=True, init=False)  # the limit has left out nothing
+    run: Path  #: the run directory
+    most_bytes: float = math.inf  #: limit for the first read of each file: its first line and its end
+    unfinished: int = field(default=0, init=False)  #: skipped lines, left incomplete by a killed writer
+    whole: bool = field(default=True, init=False)  #: False if the limit has left out lines
     _files: dict[int, _File] = field(default_factory=dict, init=False)
 
     def poll(self) -> list[Record]:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """A writer that appends records to one file.
+    """A writer that appends records to the file ``path``.
 
     Records are passed to the operating system before :meth:`write` returns, so killing the process loses none; a crash
     of the machine loses those not yet on disk. A failed write (full disk, lost file server) never stops the training:
@@ -63,8 +63,7 @@ class Writer:
     def _lose(self, count: int, why: str) -> None:
         if not self.lost:
             _log.warning(
-                "the journal %s could not be written (%s); training goes on, records are missing from here "
-                "on until there is room again",
+                "cannot write the journal %s (%s); training continues, records are missing until there is space",
                 self.path,
                 why,
             )
@@ -94,7 +93,9 @@ def _ends_in_mid_line(file: int) -> bool:
 
 
 class BackgroundWriter:
-    """A thread that passes records to a :class:`Writer` every ``every_s`` seconds; :meth:`close` closes both.
+    """A thread that passes records to ``writer``, a :class:`Writer`, every ``every_s`` seconds.
+
+    :meth:`close` closes both.
 
     Killing the process loses the records of the last ``every_s`` seconds.
     """
@@ -157,14 +158,14 @@ _HELD = 65_536  # lines buffered for all ranks together: thousands of files cann
 
 
 class ManyWriters:
-    """A writer that sorts records into the files of their ranks; records without a rank go to the first rank.
+    """A writer that sorts the records of ``run`` into the files of their ranks, those without a rank into the first.
 
     Killing the process loses buffered lines. Not thread-safe. Raises JournalError if the run already has a journal.
     """
 
     def __init__(self, run: Path) -> None:
         if rank_paths(run):
-            raise JournalError(f"{run} holds a journal already: name another directory with --run-dir, or leave it out")
+            raise JournalError(f"{run} already has a journal: name another directory with --run-dir, or leave it out")
         self._run = run
         self._lines: dict[int, list[str]] = {}
         self._held = 0
@@ -184,6 +185,7 @@ class ManyWriters:
             self.flush()
 
     def flush(self) -> None:
+        """Write buffered lines; raise JournalError if the disk is full or the directory is missing."""
         for rank, lines in self._lines.items():
             path = rank_path(self._run, rank)
             try:

@@ -109,7 +109,7 @@ class Preconditioner(Part):
         self.works = self.make(run.model, self.optimizer)
         if not self.works:
             told = "; ".join(f"{name}: {why}" for name, why in self.notes.items()) or "it has no layers"
-            raise ConfigError(f"{self.name} finds nothing to precondition in this model: {told}")
+            raise ConfigError(f"{self.name} finds no layer to precondition in this model: {told}")
         if self.notes and run.rank == run.members[0]:
             left = "; ".join(f"{name}: {why}" for name, why in self.notes.items())
             run.tell("plain-gradient", f"{self.name} leaves {len(self.notes)} layers their plain gradient: {left}")
@@ -303,7 +303,7 @@ class Preconditioner(Part):
         if refresh is None:
             return
         self._take_up(refresh)
-        # Elastic runs: lost owners' squares are decomposed by others, of which some may be lost in turn.
+        # Elastic runs: lost owners' squares are decomposed by others, some of which may be lost in turn.
         while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
             self._take_up(self._orphans(lost))
         self.renew_all()
@@ -359,8 +359,8 @@ class Preconditioner(Part):
     def _check_plan(self, step: Step) -> None:
         if not step.averaged:
             raise ConfigError(
-                f"{self.name} needs the gradients of all workers averaged on every step, and the policy does not do so "
-                f"at step {step.clock}: use sync='bsp'"
+                f"{self.name} needs gradients averaged over all workers in every step, and the policy does not "
+                f"average at step {step.clock}: use sync='bsp'"
             )
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -400,8 +400,7 @@ class Preconditioner(Part):
             return {}
         if self._gathered is None and len(self.members) > 1 and not self._replicated:
             raise CheckpointError(
-                f"{self.name} keeps each factor on one worker only; save inside of `with session.evaluated():`, which "
-                f"every worker enters and where all of them are gathered"
+                f"{self.name} keeps each factor on one worker: save inside `with session.evaluated():` on every worker"
             )
         return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
 

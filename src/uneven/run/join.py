@@ -84,7 +84,7 @@ def join(
     balancer, policy = balancers.resolve(balance), policies.resolve(sync)
     check_carried(policy, tuple(range(world.size)), {})
     if parts and config.threads > 1:
-        raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
+        raise ConfigError(f"parts with threads = {config.threads}: parts need threads = 1")
     connection = connected(world, policy, balancer, config)
     with ExitStack() as undo:
         # Without this the others would wait for this worker until the time-out if the rest of the start fails.

@@ -1,6 +1,6 @@
 """Finalizers that run while the program can still send messages: of sessions, and of connections to servers.
 
-At the end of a program, pyzmq stops the thread that owns the memory of messages sent without a copy, and no large
+At the end of a program, pyzmq stops the thread that owns the memory of messages sent without a copy, so no large
 message is sent after that. Objects' finalizers run later, so those registered here run before.
 """
 

@@ -19,7 +19,7 @@ RUN = "run"  # the key of the information for a launcher that joins
 SITE = "site"  # the key of the name of a worker's site
 
 RELEASED = "released"
-"""The key by which a launcher reports that a worker's session is closed: neither needs the store any more."""
+"""The key by which a launcher reports that a worker's session is closed: both no longer need the store."""
 
 STARTS_WITHIN_S = 60.0  # the longest time from a worker's number to its first heartbeat
 

@@ -76,8 +76,7 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: 
                 _compare(directory / SETTINGS, text)
                 return
             raise ConfigError(
-                f"{directory} holds a run already (or is a file): "
-                f"name another directory with --run-dir, or leave it out"
+                f"{directory} already has a run (or is a file): name another directory with --run-dir, or leave it out"
             ) from None
 
 
@@ -145,7 +144,7 @@ def mark_through(run_directory: Path, rank: int) -> None:
     """Report that this worker's speed no longer matters, so that the launcher removes its limit."""
     # Evaluation and shutdown are not measured, and take ten times as long on a tenth of a core.
     path = _mark("ready", run_directory, rank)
-    with _spared(path, "the launcher does not let this worker go on freely"):
+    with _spared(path, "the launcher does not release this worker"):
         path.unlink(missing_ok=True)
 
 
@@ -208,7 +207,10 @@ def _spared(path: Path, otherwise: str) -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning(
-            "%s could not be written (%s): training goes on, but %s; make room there", path, error.strerror, otherwise
+            "%s could not be written (%s): training continues, but %s; free some space there",
+            path,
+            error.strerror,
+            otherwise,
         )
 
 

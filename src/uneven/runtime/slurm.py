@@ -19,7 +19,7 @@ def as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``RANK``, ``WORLD_SIZE`` and so on for this task; nothing if they are set, or for a single task.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` keep their values. By default tasks meet on the first node of the step, at a
-    port computed from the numbers of job and step, so that two jobs on a node do not collide. Raises ConfigError for a
+    port computed from the numbers of job and step. So two jobs on a node do not collide. Raises ConfigError for a
     variable that is missing or not in Slurm's format.
     """
     if "RANK" in env or "WORLD_SIZE" in env or env.get(_TASKS, "1") == "1":
@@ -38,7 +38,7 @@ def as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
 def _tasks_here(env: Mapping[str, str]) -> int:
     counts, node = tasks_per_node(_text(env, _PER_NODE)), _number(env, "SLURM_NODEID")
     if node >= len(counts):
-        raise ConfigError(f"SLURM_NODEID={node}, but {_PER_NODE}={env[_PER_NODE]!r} has {len(counts)} nodes")
+        raise ConfigError(f"SLURM_NODEID={node}, but {_PER_NODE}={env[_PER_NODE]!r} has {len(counts)} nodes: use srun")
     return counts[node]
 
 
@@ -53,7 +53,9 @@ def tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
         if match is None:
-            raise ConfigError(f"{_PER_NODE}={text!r} is not what Slurm writes, as in 2(x3),1")
+            raise ConfigError(
+                f"{_PER_NODE}={text!r} is not in Slurm's format, as in 2(x3),1: start the script with srun"
+            )
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -61,8 +63,8 @@ def tasks_per_node(text: str) -> list[int]:
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         raise ConfigError(
-            f"{_TASKS}={env[_TASKS]} says that srun has started this task, but {name} is not set: start the script "
-            f"with srun, or unset {_TASKS} to run alone"
+            f"{_TASKS}={env[_TASKS]} means that srun started this task, but {name} is not set: start the script "
+            f"with srun, or unset {_TASKS} to run without it"
         )
     return env[name]
 

@@ -94,8 +94,10 @@ class StateFiles:
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{path} holds more than tensors and plain data, so it cannot be read safely ({error}): {self.remedy}"
+                f"{path} has more than tensors and plain data, so it cannot be read safely ({error}): {self.remedy}"
             ) from error
         if state.get("schema") != self.schema:
-            raise CheckpointError(f"{path} has schema {state.get('schema')}, this version reads {self.schema}")
+            raise CheckpointError(
+                f"{path} has schema {state.get('schema')}, this version reads {self.schema}: use the former version"
+            )
         return state

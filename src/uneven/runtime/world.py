@@ -118,8 +118,8 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
     )
     if world.elastic is None and not 0 <= world.rank < world.size:
         raise ConfigError(
-            f"RANK={world.rank} does not fit WORLD_SIZE={world.size}: "
-            f"start the script with torchrun or `uneven run`, or unset both to run alone"
+            f"RANK={world.rank} does not fit WORLD_SIZE={world.size}: start the script with torchrun or `uneven "
+            "run`, or unset both to run one process"
         )
     if world.size > 1 and "MASTER_ADDR" not in env:
         raise ConfigError(
@@ -142,7 +142,9 @@ def signals_named(text: str, where: str) -> tuple[int, ...]:
     for word in filter(None, (one.strip().upper() for one in text.split(","))):
         name = word if word.startswith("SIG") else f"SIG{word}"
         if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
-            raise ConfigError(f"{where}={text}: {word} is no signal that a process can listen to; for instance USR1")
+            raise ConfigError(
+                f"{where}={text}: {word} is not a signal that a process can handle; give one such as USR1"
+            )
         found.append(int(signal.Signals[name]))
     return tuple(found)
 
@@ -227,8 +229,8 @@ def _site(text: str, local_rank: int, local_size: int) -> str:
     names = [name.strip() for name in text.split(",")]
     if len(names) not in (1, local_size):
         raise ConfigError(
-            f"{SITE_VARIABLE}={text!r} names {len(names)} sites, and this machine has {local_size} workers: give one "
-            f"name for all of them, or one for each"
+            f"{SITE_VARIABLE}={text!r} names {len(names)} sites, but this machine has {local_size} workers: give "
+            "one, or one each"
         )
     name = names[local_rank if len(names) > 1 else 0]
     if not name:
@@ -245,7 +247,7 @@ def _share(text: str | None, local_rank: int) -> float | None:
         return float(shares[local_rank])
     except ValueError:
         raise ConfigError(
-            f"{SHARE_VARIABLE}={text!r}: {shares[local_rank]!r} is not a number of cores; unset it, launchers set it"
+            f"{SHARE_VARIABLE}={text!r}: {shares[local_rank]!r} is not a number of cores; unset it"
         ) from None
 
 

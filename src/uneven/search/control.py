@@ -32,7 +32,7 @@ class SearchControl:
         self._folder = directory / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.stat().st_uid != os.geteuid():
-            raise ConfigError(f"{self._folder} belongs to somebody else: name another directory for the search")
+            raise ConfigError(f"{self._folder} belongs to another user: name another directory for the search")
         self._folder.chmod(0o700)  # it may have existed with another mode
         self._answer = answer
 
@@ -51,7 +51,7 @@ class SearchControl:
         try:
             asked = json.loads(note.read_bytes())
             if not isinstance(asked, dict) or asked.get("verb") not in VERBS:
-                return {"refused": f"a note says one of {', '.join(VERBS)}"}
+                return {"refused": f"a note has one of {', '.join(VERBS)}"}
             return {"done": self._answer(asked)}
         except (UnevenError, ValueError, KeyError, TypeError) as error:
             return {"refused": str(error)}
@@ -64,7 +64,7 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
     it rejects the command, or it does not answer in time.
     """
     if not running(directory):
-        raise ConfigError(f"no search runs in {directory}: start it again with its own command, then say it")
+        raise ConfigError(f"no search runs in {directory}: start it with its own command, then repeat this one")
     # Notes are answered in the order of their names, so the name starts with the time.
     note = directory / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.note"
     answer = note.with_suffix(".answer")
@@ -74,13 +74,15 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
     try:
         write_json(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
     except PermissionError as error:
-        raise ConfigError(f"only the user who runs the search in {directory} may act on it") from error
+        raise ConfigError(f"only the user who started the search in {directory} can control it") from error
     except FileNotFoundError as error:
-        raise ConfigError(f"the search in {directory} has not begun to listen within {within_s:g} s") from error
+        raise ConfigError(
+            f"the search in {directory} did not start to listen within {within_s:g} s: try again"
+        ) from error
     while not answer.exists():
         if time.monotonic() > until_s:
             note.unlink(missing_ok=True)
-            raise ConfigError(f"the search in {directory} has not answered within {within_s:g} s")
+            raise ConfigError(f"the search in {directory} did not answer within {within_s:g} s: try again")
         time.sleep(_ASK_EVERY_S)
     said: dict[str, str] = json.loads(answer.read_bytes())
     answer.unlink()

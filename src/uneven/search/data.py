@@ -45,7 +45,7 @@ class TrialData:
 
     def __post_init__(self) -> None:
         if self.data is None and (self.validate is not None or self.transform is not None):
-            raise ConfigError("validate=… or transform=… without data=…: give the data set that they belong to")
+            raise ConfigError("validate=… or transform=… without data=…: give data=…")
 
     def kept(self) -> dict[str, Any]:
         return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
@@ -113,7 +113,7 @@ class DataReader:
         """
         section = self.stream.sections(0)[1]
         if not section.samples:
-            raise ConfigError("trial.validation(): the search was given no validate=…")
+            raise ConfigError("trial.validation(): give search.run validate=…")
         return self._batches(trial, section, batch_size)
 
     def _batches(self, trial: int, section: Section, size: int) -> Iterator[list[torch.Tensor]]:
@@ -203,7 +203,7 @@ class SharedData:
         if not share:
             return
         if not place.shares_memory:
-            raise ConfigError("data: an engine without shared memory shares no data: give share=False")
+            raise ConfigError("data: an engine without shared memory does not share data: give share=False")
         room = min(DATA_BYTES, psutil.virtual_memory().available / 10) if room_bytes is None else room_bytes
         chunk_bytes = stream.chunk * sum(field.nbytes for field in probed.layout)
         slots = slots_for(room, chunk_bytes, stream.per_pass, len(place.devices), AHEAD, passes)

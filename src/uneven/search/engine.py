@@ -417,8 +417,8 @@ class Pool:
         self._quick = 0 if slot.spoke else self._quick + 1
         if self._quick >= MOST_QUICK_DEATHS:
             self.failure = TrainingError(
-                f"{MOST_QUICK_DEATHS} processes ended before they said anything ({process.ending}): the training "
-                f'function must be importable there, and a script must search only under if __name__ == "__main__":'
+                f"{MOST_QUICK_DEATHS} processes ended before their first message ({process.ending}): let them "
+                'import the training function, and search only under if __name__ == "__main__":'
             )
         if slot.trial is not None:
             words = process.ending.words if process.ending else "ended"
@@ -430,7 +430,7 @@ class Pool:
             # A process that starts imports torch first, which takes long on a busy machine.
             limit_s = self.timeout_s if slot.spoke else max(self.timeout_s, START_S)
             if slot.trial is not None and slot.process.quiet_s > limit_s:
-                slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {limit_s:g} s")
+                slot.process.kill(hung=f"trial {slot.trial} sent nothing for {limit_s:g} s")
                 self._died(slot.process)
 
     # ---------------------------------------------------------------- commands of the user
@@ -444,4 +444,4 @@ class Pool:
         saved = checkpoints.newest(checkpoints.folder_of(self.directory, trial), one.life, one.t)
         made = self.core.clone(trial, saved.t if saved is not None else 0.0, note["changes"])
         self._state_of(self.core.trials[made])
-        return f"trial {made} goes on from trial {trial}" + (f" at {saved.t:g}" if saved is not None else ", anew")
+        return f"trial {made} continues from trial {trial}" + (f" at {saved.t:g}" if saved is not None else ", again")

@@ -64,7 +64,7 @@ class SearchLog:
         line = json.dumps({**event, "at_s": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
         # A single call for the whole line, so that a kill leaves at most one partial line.
         if os.write(self._file, line) != len(line):
-            raise CheckpointError(f"{EVENTS}: the disk is full; make room, and start again")
+            raise CheckpointError(f"{EVENTS}: the disk is full; free some space, and start again")
 
     def close(self) -> None:
         os.close(self._file)
@@ -112,11 +112,13 @@ def read_events(directory: Path) -> list[Happened]:
         try:
             event = json.loads(line)
             if not isinstance(event, dict) or "event" not in event:
-                raise CheckpointError(f"{directory / EVENTS}, line {number}, is no event")
+                raise CheckpointError(f"{directory / EVENTS}, line {number}, is not an event: name another directory")
             result = event["event"] == "report" or "metric" in event
             events.append({**event, **(read(_Result, event) if result else read(_Event, event))})
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{directory / EVENTS}, line {number}, cannot be read ({error})") from error
+            raise CheckpointError(
+                f"{directory / EVENTS}, line {number}, cannot be read ({error}): name another directory"
+            ) from error
     return events
 
 
@@ -126,8 +128,8 @@ def agree(directory: Path, asked: dict[str, Any]) -> None:
     for key in sorted({*before, *asked}):
         if before.get(key) != asked.get(key):
             raise CheckpointError(
-                f"{directory} holds a search with {key}={before.get(key)!r}, and {asked.get(key)!r} is asked for: "
-                f"go on with the same, or name another directory"
+                f"{directory} has a search with {key}={before.get(key)!r}, but {asked.get(key)!r} was given: give "
+                "the same, or name another directory"
             )
 
 
@@ -137,7 +139,7 @@ def asked_in(directory: Path) -> dict[str, Any]:
     try:
         asked: dict[str, Any] = read(dict[str, Any], json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise ConfigError(f"no search lies in {directory}: there is no {ASKED}; name the directory of one") from None
+        raise ConfigError(f"no search in {directory} (no {ASKED}): name the directory of one") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     return asked

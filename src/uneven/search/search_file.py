@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Any]:
             data = path.read_bytes()
         except FileNotFoundError:
             raise ConfigError(
-                f"there is no file {path}: give the path of a TOML file with the tables [search] and [space]"
+                f"no file {path}: give the path of a TOML file with the tables [search] and [space]"
             ) from None
     found = document(data, str(path))
     with located(str(path)):
@@ -108,4 +108,4 @@ def _domain(value: Any) -> Domain | Plain:
     try:
         return DOMAINS[kind](*items(values))
     except TypeError as error:
-        raise ConfigError(f"{kind} = {shown(values)}: give its two ends") from error
+        raise ConfigError(f"{kind} = {shown(values)}: give a list of two numbers") from error

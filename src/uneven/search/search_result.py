@@ -199,6 +199,7 @@ class SearchResult:
     Attributes:
         rows: the trials, the best first.
         directory: of the search.
+        core: the state of the search.
     """
 
     def __init__(self, core: SearchCore, directory: Path) -> None:
@@ -260,7 +261,7 @@ class SearchResult:
         )
 
     def report(self, path: str | Path) -> None:
-        """Write an HTML page with all curves, the stops and their reasons, and the devices over time; needs no network.
+        """Write the HTML page ``path`` with all curves, stops with reasons, and devices over time; needs no network.
 
         Raises:
             ConfigError: it cannot be written there.

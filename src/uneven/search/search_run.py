@@ -210,10 +210,10 @@ def run(
 
 def _check_several(plan: SearchPlan, read: TrialData) -> None:
     if read.data is None:
-        raise ConfigError('placing="flotillas" without data=…: the devices of a trial divide the batches of its epochs')
+        raise ConfigError('placing="flotillas" divides batches over the devices of a trial: give data=…')
     if plan.engine != "local":
         raise ConfigError(
-            f'placing="flotillas" with engine="{plan.engine}": a trial has one device there; leave placing out'
+            f'placing="flotillas" with engine="{plan.engine}": its trials have one device each; leave placing out'
         )
 
 

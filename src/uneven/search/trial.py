@@ -75,7 +75,7 @@ class LeaveTrial(BaseException):
 
 
 class Trial:
-    """One set of settings in training.
+    """One set of settings in training; the search makes it from ``post``, ``job`` and ``data``.
 
     Attributes:
         number: of the trial in its search.
@@ -137,7 +137,7 @@ class Trial:
                 if name not in self._loaded["parts"]:
                     raise ConfigError(
                         f"trial {self.number}: its state has no part {name!r}, but {list(self._loaded['parts'])}: "
-                        f"keep what was kept when the search began, or name another directory"
+                        "keep the parts of the first run, or name another directory"
                     )
                 part.load_state_dict(self._loaded["parts"][name])
         if self._loaded:
@@ -210,7 +210,7 @@ class Trial:
             self._team.close()
 
     def validation(self, batch_size: int = 256) -> Iterator[list[torch.Tensor]]:
-        """Yield the batches of the search's validation set, a tensor of shape (samples, …) per field.
+        """Yield batches of ``batch_size`` of the search's validation set, a tensor of shape (samples, …) per field.
 
         Raises:
             ConfigError: the search has none.
@@ -219,7 +219,7 @@ class Trial:
 
     def _needed_data(self) -> DataReader:
         if self._data is None:
-            raise ConfigError("the search was given no data=…: give it, or take trial.steps(…) and read your own")
+            raise ConfigError("the search has no data=…: give it, or use trial.steps(…) and read your own")
         return self._data
 
     def report(
@@ -252,8 +252,7 @@ class Trial:
             self._iteration = index(step)
         if self._reported:
             raise ConfigError(
-                f"trial.report was called twice in step {self._epoch - 1}: report once, at its end, so that a trial "
-                f"can go on from there"
+                f"trial.report was called twice in step {self._epoch - 1}: report once, at the end of the step"
             )
         self._iteration += 1
         self._epoch += 1
@@ -289,7 +288,7 @@ class Trial:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_PEERS:
-            raise ConfigError(f"trial.{name} is of another tool: {_OF_PEERS[name]}")
+            raise ConfigError(f"trial.{name} belongs to another tool: {_OF_PEERS[name]}")
         raise AttributeError(f"a trial of uneven.search has no {name!r}", name=name, obj=self)
 
     def should_prune(self) -> bool:
@@ -297,13 +296,17 @@ class Trial:
         return False
 
     def returned(self, value: object) -> tuple[dict[str, float] | None, float]:
-        """Return the training function's result as metrics, and the seconds since the last report.
+        """Return the training function's result ``value`` as metrics, and the seconds since the last report.
 
-        Raises `ConfigError` if the result is neither a number, a mapping with the search's metric, nor None.
+        Raises:
+            ConfigError: the result is not a number, a mapping with the search's metric, or None.
         """
         metrics = None if value is None else checked_metrics("the training function's return of", self._metrics(value))
         if metrics is not None and self._job.metric not in metrics:
-            raise ConfigError(f"the training function returned {', '.join(metrics)}, and not {self._job.metric!r}")
+            raise ConfigError(
+                f"the training function returned {', '.join(metrics)}, but not {self._job.metric!r}: return or "
+                "report it"
+            )
         return metrics, time.perf_counter() - self._since_s
 
     def _metrics(self, value: object) -> dict[str, Any]:
@@ -312,15 +315,21 @@ class Trial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Return a setting that the space does not name, as in Optuna."""
+        """Return a setting ``name`` from ``low`` to ``high`` that the space does not have, as in Optuna.
+
+        ``step`` and ``log`` are as in Optuna.
+        """
         return float(self._suggest(name, FloatRange(low, high, log, step)))  # type: ignore[arg-type]
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Return an integer setting that the space does not name, as in Optuna."""
+        """Return an integer setting ``name`` from ``low`` to ``high`` that the space does not have, as in Optuna.
+
+        ``step`` and ``log`` are as in Optuna.
+        """
         return int(self._suggest(name, IntRange(low, high, log, step)))  # type: ignore[arg-type]
 
     def suggest_categorical(self, name: str, choices: Sequence[Plain]) -> Plain:
-        """Return a setting among choices that the space does not name, as in Optuna."""
+        """Return a setting ``name`` among ``choices`` that the space does not have, as in Optuna."""
         return self._suggest(name, Choices(tuple(choices)))
 
     def _suggest(self, name: str, domain: Domain) -> Plain:
@@ -337,8 +346,8 @@ class Trial:
             return self._iteration
         if self._job.time_attr not in metrics:
             raise ConfigError(
-                f"trial.report without {self._job.time_attr!r}, by which the search counts training (time_attr): "
-                f"report it, or leave time_attr out to count reports"
+                f"trial.report without {self._job.time_attr!r}, the time_attr of the search: report it, or leave "
+                "time_attr out to count reports"
             )
         return metrics[self._job.time_attr]
 
@@ -373,10 +382,10 @@ def checked_metrics(what: str, metrics: dict[str, Any]) -> dict[str, float]:
     """Return the metrics. Raises `ConfigError` if one is not a number, or has no name."""
     for name, value in metrics.items():
         if isinstance(value, tuple | list):
-            raise ConfigError(f"{what} {name}={shown(value)}: a search optimizes one number, give that")
+            raise ConfigError(f"{what} {name}={shown(value)}: give one number")
         if not isinstance(value, int | float) or not isinstance(name, str):
             hint = f"float({name})" if hasattr(value, "__float__") else "a number"
-            raise ConfigError(f"{what} {name}=…: it is a {type(value).__name__}, give {hint}")
+            raise ConfigError(f"{what} {name}=…: it is a {type(value).__name__}: give {hint}")
     return metrics
 
 
@@ -385,7 +394,7 @@ class Trainable(ABC):
 
     @abstractmethod
     def setup(self, params: Params) -> None:
-        """Make model, optimizer and data; called once."""
+        """Make model, optimizer and data from ``params``; called once."""
 
     @abstractmethod
     def step(self) -> Mapping[str, float]:

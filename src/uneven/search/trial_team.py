@@ -59,8 +59,7 @@ class TrialTeam:
         models = [part for part in kept if isinstance(part, nn.Module)]
         if len(models) != 1:
             raise ConfigError(
-                f"trial.epochs(…) on several devices is given {len(models)} models, and exchanges the gradients of "
-                f"one: give it, and its optimizers"
+                f"trial.epochs(…) on several devices got {len(models)} models: give one model, and its optimizers"
             )
         self._session = together(seat, BALANCE)
         self._session.setup(models[0], *(part for part in kept if isinstance(part, torch.optim.Optimizer)))

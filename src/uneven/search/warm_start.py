@@ -44,7 +44,9 @@ def reopened(directory: Path) -> EarlierSearch:
     try:
         core = _core(asked, sum(event["event"] == "suggest" for event in events) or 1)
     except KeyError as error:
-        raise CheckpointError(f"{directory / ASKED} has no {error}: it was written by another version") from error
+        raise CheckpointError(
+            f"{directory / ASKED} has no {error}, so another version wrote it: name another directory"
+        ) from error
     except (Misfit, TypeError, AttributeError) as error:
         raise CheckpointError(f"{directory / ASKED} is damaged ({error}): name another directory") from error
     replay(core, events, directory)
@@ -73,15 +75,14 @@ def source_name(source: Any) -> str:
 
 
 def results_of(sources: Sequence[Any], terms: SearchTerms, space: Space) -> list[tuple[Params, float]]:
-    """Return settings and last scores of trials of earlier searches that have not failed and lie in the space.
+    """Return settings and last scores of trials of earlier searches that have not failed and are in the space.
 
     `sources` are directories, Optuna studies, or URLs of its storages. Raises `ConfigError` if one optimized something
-    else or no trial lies in the space, and `CheckpointError` as :func:`reopened`.
+    else or no trial is in the space, and `CheckpointError` as :func:`reopened`.
     """
     if not space:
         raise ConfigError(
-            "warm_start with an empty space: results are compared by the names of the space, so name settings there "
-            "instead of asking with trial.suggest_…"
+            "warm_start with an empty space: name the settings in the space instead of asking with trial.suggest_…"
         )
     found: list[tuple[Params, float]] = []
     misfits: list[str] = []
@@ -95,10 +96,7 @@ def results_of(sources: Sequence[Any], terms: SearchTerms, space: Space) -> list
                 found.append(({name: params[name] for name in space}, score))
     if not found:
         why = f"; {misfits[0]}" if misfits else "; none has reported"
-        raise ConfigError(
-            f"warm_start: no trial of {names} lies in the space{why}: give a search over the same settings, or leave "
-            f"it out"
-        )
+        raise ConfigError(f"warm_start: no trial of {names} is in the space{why}: give a search over the same settings")
     return found
 
 
@@ -111,8 +109,8 @@ def _results(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, flo
     theirs = earlier.core.terms
     if (theirs.metric, theirs.mode) != (terms.metric, terms.mode):
         raise ConfigError(
-            f"warm_start: {source} has {theirs.metric!r} optimized, mode {theirs.mode!r}, and this search "
-            f"optimizes {terms.metric!r}, mode {terms.mode!r}: their results say nothing of each other"
+            f"warm_start: {source} optimized {theirs.metric!r}, mode {theirs.mode!r}, but this search optimizes "
+            f"{terms.metric!r}, mode {terms.mode!r}: give a search with the same"
         )
     for one in earlier.core.trials:
         if one.status is not TrialStatus.ERROR and math.isfinite(one.score):

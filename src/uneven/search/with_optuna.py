@@ -105,7 +105,9 @@ class OptunaSearch(Searcher):
         """
         asked, now = self._open.get(trial), _distribution(domain)
         if asked is None:
-            raise ConfigError(f"trial.suggest of {name!r}: Optuna knows no trial {trial}, a clone: name it in space")
+            raise ConfigError(
+                f"trial.suggest of {name!r} in trial {trial}, a clone that Optuna does not know: name it in space"
+            )
         try:
             before = self._asked_before.setdefault(name, now)
             optuna.distributions.check_distribution_compatibility(before, now)
@@ -122,7 +124,7 @@ class OptunaSearch(Searcher):
             case Choices():
                 value: Plain = asked.suggest_categorical(name, domain.values)
                 return value
-        raise ConfigError(f"{name}: Optuna knows no {type(domain).__name__}")
+        raise ConfigError(f"{name}: Optuna does not support {type(domain).__name__}")
 
 
 class OptunaPruner(Scheduler):
@@ -178,7 +180,7 @@ def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, f
     name = f"warm_start: {source_name(source)}"
     path = Path(source.partition("///")[2]) if isinstance(source, str) and source.startswith("sqlite:") else None
     if path is not None and not path.is_file():  # Optuna would create it
-        raise ConfigError(f"{name}: there is no file {path}")
+        raise ConfigError(f"{name}: no file {path}: give the path of a database of Optuna")
     try:
         study = optuna.load_study(study_name=None, storage=source) if isinstance(source, str) else source
         directions, trials = study.directions, study.get_trials(deepcopy=False)
@@ -190,7 +192,7 @@ def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, f
         ) from error
     if directions != [_direction(terms)]:
         theirs = ", ".join(one.name.lower() for one in directions)
-        raise ConfigError(f'{name} optimizes by {theirs}, and this search by mode="{terms.mode}": give the same')
+        raise ConfigError(f'{name} optimizes with {theirs}, but this search with mode="{terms.mode}": give the same')
     ended = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
     for one in trials:
         if one.state in ended and one.value is not None and math.isfinite(one.value):

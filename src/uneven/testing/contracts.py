@@ -185,7 +185,7 @@ class PredictorContract(ABC):
             assert (lesson is None) == (same is None)
             if lesson is not None and same is not None:
                 lesson.learn()
-                assert here.predict() == before, "what is not absorbed counts for nothing"
+                assert here.predict() == before, "lessons that are not absorbed have no effect"
                 here.absorb(lesson.learn())
                 there.absorb(same.learn())
             assert here.predict() == there.predict()
@@ -343,7 +343,7 @@ class SyncPolicyContract(ABC):
                         # Otherwise workers would wait for each other in a circle.
                         assert all(exchange in plans[other].exchanges for other in exchange.members), f"clock {clock}"
                         before = groups.setdefault((exchange.payload, rank), exchange.members)
-                        assert before == exchange.members, "two groups at once for one worker and payload"
+                        assert before == exchange.members, "two groups at a time for one worker and payload"
 
     def test_nobody_waits_for_a_clock_that_cannot_come(self) -> None:
         policy = self.make()

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-# Importing torch, and what the first optimizer imports, costs a process five seconds of processor time; a fork is
+# Importing torch, and the imports of the first optimizer, cost a process five seconds of processor time; a fork is
 # immediate. These are the modules that nearly every child uses.
 IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.run.session")
 

@@ -81,7 +81,7 @@ class RankProcess:
         while "most recent call first" not in text and time.monotonic() < deadline:
             time.sleep(0.05)
             text += self._new_output()
-        return text or "(it does not say: stopped, or busy outside of Python)"
+        return text or "(unknown: stopped, or busy outside of Python)"
 
     def kill(self) -> None:
         """Kill it and all processes that it has started, and wait for its end."""

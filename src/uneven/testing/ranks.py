@@ -64,7 +64,13 @@ def ranks(
     """Turn a function of module level into a test that runs in ``n`` processes.
 
     Its first parameter gets a :class:`RankContext`; the others are arguments or pytest fixtures, of JSON types or paths
-    (which arrive as text).
+    (which arrive as text)::
+
+        @ranks(2)
+        def test_sum(context: RankContext):
+            total = torch.tensor(context.rank)
+            torch.distributed.all_reduce(total)
+            assert total == 1
 
     Args:
         timeout_s: for the body, without the start of the processes.
@@ -105,6 +111,10 @@ def run_ranks(
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``body(RankContext, *args, **kwargs)`` in ``n`` processes and return the results, by rank.
+
+    ``timeout_s``, ``join`` and ``fresh`` are as in :func:`ranks`. In a test::
+
+        assert run_ranks(2, my_module.sum_of_ranks) == [1, 1]
 
     Raises:
         RankFailure: it raised, was killed, or hung on some rank; the message has that rank's traceback.
@@ -216,14 +226,14 @@ def _failure(processes: list[RankProcess], answers: dict[int, Answer], limit_s: 
     for kind, who in (("killed", killed), ("failed", failed), ("hung", silent)):
         if who:
             return RankFailure(kind, who[0], "\n".join(lines))
-    raise AssertionError("nobody is to blame")
+    raise AssertionError("no rank failed")
 
 
 def _importable(body: Callable[..., Any]) -> str:
     if body.__qualname__ != body.__name__ or body.__module__ == "__main__":
         raise ConfigError(
-            f"{body.__module__}.{body.__qualname__} cannot be run on several ranks: other processes import "
-            f"it by name, so define it at the top level of a module that is not the main script"
+            f"{body.__module__}.{body.__qualname__} cannot run on several ranks: define it at the top level of a "
+            "module that is not the main script"
         )
     return body.__module__
 
@@ -238,6 +248,6 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(
-        f"an argument of type {type(value).__name__} cannot travel to another process: pass numbers, text, "
-        f"paths, lists or dictionaries of them, and make the rest inside the body"
+        f"an argument of type {type(value).__name__} cannot be sent to another process: pass numbers, text, paths, "
+        "lists or dictionaries of them, and make other objects in the body"
     )

@@ -146,7 +146,7 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         first = subprocess.run(clean, capture_output=True, text=True, timeout=60)
         assert first.returncode == 0, first.stderr
         groups = 4 * len(capabilities.trees().groups(left, memory=True))  # of three nodes, and above them
-        assert f"removed what was left of emulation {left}: {groups} control groups" in first.stdout
+        assert f"removed the rest of emulation {left}: {groups} control groups" in first.stdout
         assert left_of([left], set(), ()) == set()
         assert left_of([lives], set(), ()) != set()
         assert workers_of(alive.pid, worker) >= workers

@@ -42,7 +42,7 @@ def test_killed_joined_and_left_as_the_description_says(tmp_path: Path) -> None:
     check(tmp_path, 1 + max(epoch for epoch, _ in steps(tmp_path)), {2})
     assert "rank 1 (dies, process" in done.stderr
     assert "cluster 'test' says so, in iteration 4" in done.stderr
-    assert "worker 0 was told to leave" in done.stderr
+    assert "worker 0 got a request to leave" in done.stderr
     assert "1 of its workers was lost" in done.stderr
     read = journal.read(tmp_path / "run")
     starts = [one for records in read.ranks.values() for one in records[:1] if isinstance(one, RunRecord)]
@@ -67,4 +67,4 @@ def test_nobody_is_left(tmp_path: Path) -> None:
     )
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--unprivileged", "--elastic", "1:1", "--", str(script))
     assert done.returncode == 137, done.stderr
-    assert "cluster 'test' says so, at 0.2 s" in done.stderr
+    assert "cluster 'test': event at 0.2 s" in done.stderr

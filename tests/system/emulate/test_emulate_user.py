@@ -106,7 +106,7 @@ def test_a_kill_and_a_death_are_told(tmp_path: Path) -> None:
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--unprivileged", "--", worker)
     assert done.returncode == 128 + signal.SIGKILL
     assert "rank 1 (b, process" in done.stderr
-    assert "cluster 'test' says so, at 0.2 s" in done.stderr
+    assert "cluster 'test': event at 0.2 s" in done.stderr
 
 
 @pytest.mark.alone

@@ -80,9 +80,9 @@ def test_two_videos_are_not_mixed_in_one_stream(streams: tuple[Path, list[Update
     before = focus.open(tmp_path / "index").streams["good"].progress()
     ingest(tmp_path / "index", folder / "good.mkv")  # nothing is left to do
     other = recorded(tmp_path / "good.mkv", sprites(300, seed=5))
-    with refusal(r"good\.mkv is not the video that .*good was made from: give it another name, or another --into"):
+    with refusal(r"good\.mkv is not the video of .*good: rename it, or another --into"):
         ingest(tmp_path / "index", other)
-    with refusal(r"was taken in with 1 frames/s, not 2: give the same rate \(--per-s\)"):
+    with refusal(r"was ingested with 1 frames/s, not 2: give the same rate \(--per-s\)"):
         ingest(tmp_path / "index", folder / "good.mkv", per_s=2.0)
     after = focus.open(tmp_path / "index").streams["good"].progress()
     assert after[0]["frames"] == before[0]["frames"] == 200

@@ -342,7 +342,7 @@ def test_modules_and_mistakes(tmp_path: Path) -> None:
     assert told["argv"] == ["--flag"]
     again = uneven("run", "--run-dir", "here", "worker.py", cwd=tmp_path)
     assert again.returncode == 2
-    assert "here holds a run already" in again.stderr
+    assert "here already has a run" in again.stderr
     wrong = uneven("run", "--sync", "bps", "worker.py", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "did you mean 'bsp'" in wrong.stderr

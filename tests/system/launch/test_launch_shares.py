@@ -89,9 +89,9 @@ def test_a_script_without_a_session_has_its_share_from_when_it_meets_the_others(
     options = launch.Launch(target=(script(tmp_path, PLAIN),), shares=(0.05, 0.05), wait_ready=True)
     with launched(options, run, output):
         plain, told = (int(str(worker["pid"])) for worker in reports(run, 2))
-        assert "meet without" not in output.read_text()
+        assert "use no uneven" not in output.read_text()
         (run / "meet").touch()
-        assert until(lambda: "meet without an uneven.Session" in output.read_text())
+        assert until(lambda: "use no uneven.Session" in output.read_text())
         assert until(lambda: psutil.Process(plain).status() == psutil.STATUS_STOPPED)
         assert runs_freely(told)  # its session will say
         (run / "enough").touch()

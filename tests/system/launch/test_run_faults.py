@@ -35,7 +35,7 @@ CASES: dict[str, FaultCase] = {
     "a NaN": case("nan", "forward", 4, sync="bsp", balance="static:shares=2/1"),
     "SIGTERM with the parameter server in rank 0": case("launcher-term", "backward", 2, sync="asp", resumed=2),
     "Ctrl-C": case("launcher-int", "step", 12, sync="local:every=3", resumed=2),
-    "killed, and the others go on": case("kill", "step", 2, sync="asp", workers=3),
+    "killed, and the others continue": case("kill", "step", 2, sync="asp", workers=3),
     "a shard is killed": case("shard", "forward", 3, sync="asp", servers=1, resumed=3),
     "a rank leaves the loop early": case("break", "step", 4, sync="local:every=3"),
     "saved after an epoch's last step": case("late", "backward", 4, save_every=3, resumed=3),

@@ -91,11 +91,11 @@ def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(
     assert found["searched"] == sorted([row.number, row.metric, row.t, row.status] for row in alone.rows)  # to the bit
 
     said = found["refusals"]
-    assert "3 CPU slots were asked for, and the cluster has 2" in said["many"]
-    assert "Ray chooses which devices" in said["names"]
-    assert "1 GPUs were asked for, and the cluster has 0" in said["gpus"]
-    assert "a device of engine='ray' trains one member at a time" in said["together"]
-    assert "is not the same directory on the machine" in said["storage"]
+    assert "3 CPU slots requested, but the cluster has 2" in said["many"]
+    assert "Ray chooses the devices" in said["names"]
+    assert "1 GPUs requested, but the cluster has 0" in said["gpus"]
+    assert "engine='ray' trains one member at a time on a device" in said["together"]
+    assert "is a different directory on the machine" in said["storage"]
     assert "a machine's object store has" in said["buffer"]
 
     # The same plan until the node is lost; then who was there goes on, with its second epoch, on the one that is left.

@@ -181,11 +181,11 @@ def test_a_storage_of_optuna_is_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("source", "why"), [
-    ("sqlite:///no.db", "there is no file no.db"),
+    ("sqlite:///no.db", "no file no.db"),
     ("sqlite:///file.db", "cannot be read .*not a database"),
     ("mysql://me:secret@host/x", r"mysql://host/x cannot be read"),
     (3, "give the directory of a search"),
-    (optuna.create_study(), 'optimizes by minimize, and this search by mode="max"'),
+    (optuna.create_study(), 'optimizes with minimize, but this search with mode="max"'),
     (optuna.create_study(directions=["maximize", "minimize"]), "optimizes by maximize, minimize"),
 ])  # fmt: skip
 @brought("searches", "Optuna", "a storage that cannot be read, or optimizes in another direction", refused=True)
@@ -200,7 +200,7 @@ def test_a_storage_that_cannot_be_used_is_refused(
 
 
 @pytest.mark.parametrize(("objective", "why"), [
-    pytest.param(peers.a_tuple, "optimizes one number", marks=brought(
+    pytest.param(peers.a_tuple, "give one number", marks=brought(
         "searches", "Optuna", "several objectives: a tuple returned", refused=True)),
     pytest.param(peers.nothing, "never reported 'score'.*return it", marks=brought(
         "searches", "Optuna", "an objective that returns `None`", refused=True)),
@@ -212,9 +212,9 @@ def test_a_storage_that_cannot_be_used_is_refused(
         "searches", "Ray Tune", "a mapping without the metric", refused=True)),
     pytest.param(peers.yields, "is a generator", marks=brought(
         "searches", "Ray Tune", "a function that yields", refused=True)),
-    pytest.param(peers.lists, "look up what a word stands for", marks=brought(
+    pytest.param(peers.lists, "map texts to objects", marks=brought(
         "searches", "Optuna", "`suggest_categorical` of lists", refused=True)),
-    pytest.param(peers.dictionaries, "look up what a word stands for", marks=brought(
+    pytest.param(peers.dictionaries, "map texts to objects", marks=brought(
         "searches", "Optuna", "`suggest_categorical` of dictionaries", refused=True)),
     pytest.param(peers.equals, "name each once", marks=brought(
         "searches", "Optuna", "`suggest_categorical` of equal values", refused=True)),
@@ -271,7 +271,7 @@ def test_choices_may_differ_where_no_searcher_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "why"), [
     ({"points_to_evaluate": {"x": 1}}, "give a list of settings"),
     ({"points_to_evaluate": [{"x": 2}]}, "x=2 is not in the space"),
-    ({"points_to_evaluate": [{"z": 2}]}, "there is no setting 'z'"),
+    ({"points_to_evaluate": [{"z": 2}]}, "no setting 'z'"),
     ({"points_to_evaluate": [{"x": 0.5}] * 5}, "give at least as many trials"),
     ({"time_budget_s": 0}, "give a number of seconds above 0"),
     ({"time_budget_s": "1m"}, "give a number of seconds above 0"),

@@ -99,7 +99,7 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
     assert code("trained", "trained", stopped=True) == 130
     assert "the same command continues after the last finished pass" in capfd.readouterr().err
     assert code("trained", "trained", "--step-timeout", "0.1") == 2
-    assert "timeout_s=0.1: at least 1 s" in capfd.readouterr().err
+    assert "timeout_s=0.1: give at least 1 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,21 +109,21 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
         (("max_epochs", "max_epoch"), UnknownNameError, "did you mean 'max_epochs'"),
         (("max_epochs = 1", "max_epochs = true"), ConfigError, "max_epochs: True is true or false; it must be a"),
         (('"accuracy"', '"acuracy"'), UnknownNameError, "did you mean 'accuracy'"),
-        (("fleet_members:few", "nowhere_at_all:few"), ConfigError, "there is no module 'nowhere_at_all'"),
+        (("fleet_members:few", "nowhere_at_all:few"), ConfigError, "no module 'nowhere_at_all'"),
         (("fleet_members:jitter", "fleet_members:gone"), ConfigError, "has no 'gone'"),
-        (("fleet_members:jitter", "jitter"), ConfigError, 'named as "module:name"'),
+        (("fleet_members:jitter", "jitter"), ConfigError, 'write "module:name"'),
         (("factory = ", "maker = "), ConfigError, "a table with the key factory"),
         (('dataset = "fleet_members:few"', ""), ConfigError, "has no dataset"),
         (("[ensemble]", "[ensemble"), ConfigError, r"two\.toml is not TOML: .*line 2"),
-        (("[ensemble]", "ensemble = 3\n[other]"), ConfigError, "ensemble is 3: it is a table"),
+        (("[ensemble]", "ensemble = 3\n[other]"), ConfigError, "ensemble is 3: give a table"),
         (("fleet_members:jitter", "fleet_members:NUMBER"), ConfigError, "transform is 3: give a function"),
-        (("patience = 2", "patience = 0"), ConfigError, "patience is at least 1"),
+        (("patience = 2", "patience = 0"), ConfigError, "give at least 1, and at least 0"),
         (('fleet_members:make"', 'fleet_members:NUMBER"'), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
         (('metric = "accuracy"', "metric = []"), ConfigError, r"metric: \[\] is a list; it must be a text"),
-        (("fleet_members:jitter", ".x:y"), ConfigError, r"transform: it is '\.x:y': it is named as \"module:name\""),
-        (("fleet_members:jitter", "a\\u0000b:y"), ConfigError, r"transform: it is .*: it is named as \"module:name\""),
-        (("fleet_members:jitter", f"{'n' * 300}:y"), ConfigError, "transform: there is no module 'n+"),
-        (("max_epochs = 1", f"max_epochs = 1{'0' * 400}"), ConfigError, "max_epochs: a whole number has at most 64"),
+        (("fleet_members:jitter", ".x:y"), ConfigError, r"transform: it is '\.x:y': write \"module:name\""),
+        (("fleet_members:jitter", "a\\u0000b:y"), ConfigError, r"transform: it is .*: write \"module:name\""),
+        (("fleet_members:jitter", f"{'n' * 300}:y"), ConfigError, "transform: no module 'n+"),
+        (("max_epochs = 1", f"max_epochs = 1{'0' * 400}"), ConfigError, "max_epochs: an integer of more than 64"),
         (("width = 64", "widht = 64"), ConfigError, "member 'wide': .*make cannot be called with the keys .*'widht'"),
         (('dataset = "fleet_members:few"', 'dataset = "fleet_members:jitter"'), ConfigError, "dataset: .*missing a re"),
         (('"fleet_members:make"', "7"), ConfigError, "member 'small': it is 7: give"),
@@ -145,7 +145,7 @@ def test_what_goes_wrong_inside_a_module_is_its_own(tmp_path: Path, monkeypatch:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file .*two\.toml: give the path of a TOML file"):
+    with pytest.raises(ConfigError, match=r"no file .*two\.toml: give the path of a TOML file"):
         ensemble_file.read(tmp_path / "two.toml")
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         ensemble_file.read(tmp_path)

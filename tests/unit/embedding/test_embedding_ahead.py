@@ -130,7 +130,7 @@ def test_a_dear_table_is_cut_by_speed_and_a_large_one_by_room() -> None:
     assert sum(one.table == 3 for each in dear for one in each) == 2
     cut = place([Table("a", 1000, 15), Table("b", 10, 15)], 4, most_bytes=24_000)
     assert max(sum(one.rows for one in each) for each in cut) * 64 <= 24_000
-    with pytest.raises(ConfigError, match="table 'a': no shard has room"):
+    with pytest.raises(ConfigError, match=r"table 'a': .* fit into no shard"):
         place([Table("a", 1000, 15)], 2, most_bytes=24_000)
     with pytest.raises(ConfigError, match="0 shards"):
         place(TABLES, 0)

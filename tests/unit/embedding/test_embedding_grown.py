@@ -137,6 +137,6 @@ def test_what_a_table_that_grows_cannot_do_is_refused(made: Any) -> None:
     tables = made()
     with pytest.raises(ConfigError, match="'grows' grows"):
         tables.load({})
-    with pytest.raises(ConfigError, match="no table 'plain' that grows"):
+    with pytest.raises(ConfigError, match="table 'plain' is not a growing table"):
         tables.grown("plain")
     assert "grows: up to 3,000 × 4" in repr(tables)

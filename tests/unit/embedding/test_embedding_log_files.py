@@ -140,27 +140,27 @@ def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "match"),
     cases(
-        (b"", "no row in .*a.tsv", "pandas: only empty files"),
-        (HEAD.encode(), "no row in .*a.tsv", "only a header"),
-        (b"1\t2\t3\ta\n0\t1\t2\tb\n", "4 fields divided by .*columns up to 4", "pandas: too few columns"),
-        ((PLAIN + "1\t2\t3\ta\tb\tc").encode(), "row 5: 6 fields, and 5", "pandas: a row with more or fewer columns"),
-        (PLAIN.replace("\n1\t", "\n\t").encode(), "row 1: a label is missing", "pandas: labels that are missing"),
-        (PLAIN.replace("\n1\t", "\nnan\t").encode(), "row 1: a label is missing", "nan"),
+        (b"", "no rows in .*a.tsv", "pandas: only empty files"),
+        (HEAD.encode(), "no rows in .*a.tsv", "only a header"),
+        (b"1\t2\t3\ta\n0\t1\t2\tb\n", "4 fields separated by .*column 4", "pandas: too few columns"),
+        ((PLAIN + "1\t2\t3\ta\tb\tc").encode(), "row 5: 6 fields, but 5", "pandas: a row with more or fewer columns"),
+        (PLAIN.replace("\n1\t", "\n\t").encode(), "row 1: a row without a label", "pandas: labels that are missing"),
+        (PLAIN.replace("\n1\t", "\nnan\t").encode(), "row 1: a row without a label", "nan"),
         ((PLAIN + HEAD + PLAIN).encode(), "row 5: .*I1", "a header in the middle"),
-        (PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not finite", "inf"),
+        (PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not a finite", "inf"),
         (PLAIN.replace("1.5", "1_5").encode(), "row 1: '_'", "underscore"),
-        (PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quotation", "pandas: quoted fields"),
-        (('"' + HEAD + PLAIN).encode(), "row 0: .*quotation", "an open quotation mark"),
+        (PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quoted", "pandas: quoted fields"),
+        (('"' + HEAD + PLAIN).encode(), "row 0: .*quoted", "an open quotation mark"),
         (("la\r" + HEAD + PLAIN).encode(), "row 0: the character", "a broken header"),
         (PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", "NUL"),
         (PLAIN.replace("\n", "\r").encode(), "row 0: the character", "line ends of old Macs"),
-        (PLAIN.encode("utf-16"), "not text in UTF-8", "pandas: UTF-16"),
+        (PLAIN.encode("utf-16"), "not UTF-8 text", "pandas: UTF-16"),
         (gzip.compress(PLAIN.encode())[:-9], "cannot read .*a.tsv", "DLRM: a truncated `.gz`"),
-        (b"BZh91AY", "packed by bzip2", "DLRM: `.bz2`, `.xz`, `.zst`"),
+        (b"BZh91AY", "compressed with bzip2", "DLRM: `.bz2`, `.xz`, `.zst`"),
         (b"PK\3\4", "cannot read", "zip"),
-        (packed("tar", "train.txt"), "unpack an archive", "DLRM: `dac.tar.gz`"),
-        (packed("zip", "train.txt"), "unpack a zip", "pandas: `.zip`"),
-        (arrays(X_int=np.ones((2, 2)), y=np.ones(2)), "write arrays with it", "DLRM: its `.npz`"),
+        (packed("tar", "train.txt"), "extract an archive", "DLRM: `dac.tar.gz`"),
+        (packed("zip", "train.txt"), "extract a zip", "pandas: `.zip`"),
+        (arrays(X_int=np.ones((2, 2)), y=np.ones(2)), "write arrays with", "DLRM: its `.npz`"),
         (arrays(np.ones((2, 2))), "write arrays with write_log", "TorchRec: `.npy`"),
         refused=True,
     ),
@@ -182,14 +182,14 @@ def test_files_with_another_order_of_columns_are_refused(tmp_path: Path) -> None
     (tmp_path / "c2.csv").write_text("0,2,4,6,8\n")  # without names
     assert len(read([tmp_path / one for one in ("c0.csv", "c2.csv", "c1.parquet")])[2]) == 5
     for ends in ((".csv", ".csv"), (".parquet", ".parquet"), (".csv", ".parquet")):
-        with refusal("a1.* has 'C2' where .*a0.* has 'C1'.* one order"):
+        with refusal("a1.* has 'C2' but .*a0.* has 'C1'.* the same columns"):
             read([tmp_path / f"a{place}{end}" for place, end in enumerate(ends)])
 
 
 @pytest.mark.parametrize("given", [pd.DataFrame({"label": [1]}), None, b"a.tsv", 3, [["a.tsv"]]], ids=str)
 @brought("logs", "pandas", "a `DataFrame` instead of paths", refused=True)
 def test_what_is_no_path_is_refused(given: Any) -> None:
-    with refusal("give paths; frame.to_parquet"):
+    with refusal("give paths of files; frame.to_parquet"):
         ClickLog(given)
 
 
@@ -279,9 +279,9 @@ def test_parquet_ids_are_those_of_integers(tmp_path: Path, array: Any, kind: str
         (pa.array([datetime.date(2020, 1, 1)] * 2), "date32", "Spark: Parquet: dates"),
         (pa.array([datetime.datetime(2020, 1, 1)] * 2), "timestamp", "timestamp"),
         (pa.array([1, 2**63], pa.uint64()), str(2**63), "Spark: Parquet: unsigned ids from 2⁶³ on"),
-        (pa.array([1.0, 2.5]), "2.5 is not a whole", "pandas: Parquet: ids with a fraction"),
-        (pa.array([1, 2.0**53]), "not a whole", "pandas: Parquet: integers rounded to floats (above 2⁵³)"),
-        (pa.array([1.0, np.inf]), "inf is not a whole", "inf"),
+        (pa.array([1.0, 2.5]), "2.5 is not an exact", "pandas: Parquet: ids with a fraction"),
+        (pa.array([1, 2.0**53]), "not an exact", "pandas: Parquet: integers rounded to floats (above 2⁵³)"),
+        (pa.array([1.0, np.inf]), "inf is not an exact", "inf"),
         (pa.array([decimal.Decimal("1.5"), None]), "data loss", "decimal"),
         (pa.array([b"a\0", b"b\0"], pa.binary(2)), "NUL", "Spark: Parquet: raw bytes"),
         (pa.array(["1_0", "x"]), "hexadecimal", "text"),
@@ -312,12 +312,12 @@ def test_parquet_labels(tmp_path: Path, array: Any) -> None:
 @pytest.mark.parametrize(
     ("array", "match"),
     cases(
-        (pa.array([True, None, False]), "a label is missing", "pandas: Parquet: boolean labels with a gap"),
-        (pa.array([1, None, 0]), "a label is missing", "pandas: Parquet: integer labels with a gap"),
-        (pa.array([1.0, np.nan, 0]), "a label is missing", "nan"),
-        (pa.array(["1", None, "0"]), "a label is missing", "text with a gap"),
-        (pa.array([None] * 3, pa.null()), "a label is missing", "null"),
-        (pa.array([[1]] * 3), "its type is list", "list"),
+        (pa.array([True, None, False]), "a row without a label", "pandas: Parquet: boolean labels with a gap"),
+        (pa.array([1, None, 0]), "a row without a label", "pandas: Parquet: integer labels with a gap"),
+        (pa.array([1.0, np.nan, 0]), "a row without a label", "nan"),
+        (pa.array(["1", None, "0"]), "a row without a label", "text with a gap"),
+        (pa.array([None] * 3, pa.null()), "a row without a label", "null"),
+        (pa.array([[1]] * 3), "has type list", "list"),
         refused=True,
     ),
 )
@@ -331,19 +331,19 @@ def test_parquet_that_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "b.parquet")
     with pytest.raises(DataError, match="2 columns have the name 'a'"):
         read(tmp_path / "b.parquet", Columns(0, (), (1,)))
-    with pytest.raises(DataError, match="is a folder: give the files in it"):
+    with pytest.raises(DataError, match="is a folder: give the paths of the files in it"):
         read(tmp_path)
-    with pytest.raises(DataError, match="2 columns, and up to 4 are asked for"):
+    with pytest.raises(DataError, match="2 columns, but columns= asks for column 4"):
         read(parquet(tmp_path, [pa.array([1]), pa.array([2])]))
 
 
 def test_what_is_written_down_is_checked(tmp_path: Path) -> None:
     good = ([1], [0.5], True)
     for bad, match in (
-        (([1.5], [0.5], True), "1.5 is not a whole number"),
-        (([2**63], [0.5], True), "not a whole number"),
+        (([1.5], [0.5], True), "1.5 is not an exact"),
+        (([2**63], [0.5], True), "not an exact"),
         (([1], [0.5], None), "type object"),
-        (([1], [0.5], float("nan")), "a label is missing"),
+        (([1], [0.5], float("nan")), "a row without a label"),
         (([1, 2], [0.5], True), "inhomogeneous"),
     ):
         with pytest.raises(DataError, match=f"2 samples from 2 on: .*{match}"):

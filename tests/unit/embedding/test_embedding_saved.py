@@ -44,7 +44,7 @@ def test_another_number_of_shards_goes_on_just_as_one_would_have(tmp_path: Path)
     with pytest.raises(CheckpointError, match="lacks 9 rows of table 'd'"):
         other.restore(tmp_path / "saved")
     wider = EmbeddingBagCollection([Table("c", 40, 16)])
-    with pytest.raises(CheckpointError, match=r"rows of shape \(4,\), the table of \(16,\)"):
+    with pytest.raises(CheckpointError, match=r"rows of shape \(4,\), but the table has \(16,\)"):
         wider.restore(tmp_path / "saved")
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"cannot save .*file"):
@@ -270,6 +270,6 @@ def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as
     for count in (3, 2):
         made = trained(count, 2)
         made.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"rows of table 'a' more than once.*save into a folder of its own"):
+    with pytest.raises(CheckpointError, match=r"rows of table 'a' more than once.*save each into its own folder"):
         made.restore(tmp_path)
     made.close()

@@ -68,7 +68,7 @@ def test_what_nobody_will_read_is_not_made() -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="holds nothing"):
+    with pytest.raises(ConfigError, match="0 slots"):
         Ledger(slots=0)
     book = Ledger(slots=2, end=2)
     book.join("a")

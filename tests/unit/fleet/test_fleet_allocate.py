@@ -119,7 +119,7 @@ def test_nobody_or_nothing_gives_an_empty_flotilla_and_nonsense_is_refused() -> 
         Flotilla().pace_per_s(EXAMPLE)
     with pytest.raises(UnknownNameError, match="did you mean 'D4'"):
         create_flotilla(EXAMPLE, ["D44"], 4)
-    with pytest.raises(ConfigError, match="'D1' waits twice"):
+    with pytest.raises(ConfigError, match="'D1' is in the queue twice"):
         create_flotilla(EXAMPLE, ["D1", "D1"], 4)
     with pytest.raises(ConfigError, match="on -1 devices"):
         create_flotilla(EXAMPLE, ["D1"], -1)
@@ -133,8 +133,8 @@ def test_nobody_or_nothing_gives_an_empty_flotilla_and_nonsense_is_refused() -> 
         ({}, "without members"),
         ({"a": (1.0, -2.0)}, "on 2 devices is -2.0"),
         ({"a": (float("nan"),)}, "on 1 devices is nan"),
-        ({"a": (0.0, 0.0)}, "fits on no number"),
-        ({"a": (1.0, 0.0, 2.0)}, "not on all between"),
+        ({"a": (0.0, 0.0)}, "does not fit on any number"),
+        ({"a": (1.0, 0.0, 2.0)}, "not on all numbers between"),
     ],
 )
 def test_impossible_rates_are_refused(table: Any, complaint: str) -> None:

@@ -86,7 +86,7 @@ def test_nodes_of_different_sizes_hold_whole_members_where_they_fit() -> None:
 def test_too_few_devices_or_the_same_twice_are_refused() -> None:
     with pytest.raises(ConfigError, match="for 3 devices does not fit 2"):
         assign_devices(flotilla(1, 2), nodes=((0, 1),))
-    with pytest.raises(ConfigError, match="device is on two nodes"):
+    with pytest.raises(ConfigError, match="device occurs twice"):
         assign_devices(flotilla(1), nodes=((0, 1), (1, 2)))
     assert assign_devices(Flotilla(), nodes=((0, 1),)) == {}
 

@@ -20,7 +20,7 @@ def test_a_batch_is_not_divided_among_more_workers_than_it_has_samples() -> None
     assert most_workers(BatchRule.KEEP, 1, 4, 2) == most_workers(BatchRule.PAPER, 1, 4, 2) == 1
     assert most_workers(BatchRule.LINEAR, 3, 4, 2) == 4
     for bad in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
-        with pytest.raises(ConfigError, match="none may be below 1"):
+        with pytest.raises(ConfigError, match="give values of at least 1"):
             most_workers(BatchRule.KEEP, *bad)
 
 

@@ -67,7 +67,7 @@ def test_memory_nobody_and_nonsense() -> None:
     assert densest_flotilla(EXAMPLE, [], 4) == Flotilla()
     with pytest.raises(ConfigError, match="on -1 devices"):
         densest_flotilla(EXAMPLE, ["D1"], -1)
-    with pytest.raises(ConfigError, match="'D1' waits twice"):
+    with pytest.raises(ConfigError, match="'D1' is in the queue twice"):
         densest_flotilla(EXAMPLE, ["D1", "D1"], 4)
     with pytest.raises(UnknownNameError):
         densest_flotilla(EXAMPLE, ["E1"], 4)

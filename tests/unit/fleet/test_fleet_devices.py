@@ -20,7 +20,7 @@ def test_what_is_asked_of_a_cluster() -> None:
     assert devices_of_cluster(["cuda"] * 2, {"CPU": 6.0, "GPU": 2.0}) == ("GPU", 2)
     assert devices_of_cluster(("cpu", "cpu"), {"CPU": 6.0}) == ("CPU", 2)
     for wrong, complaint in (
-        (0, "at least one"), ("auto", "at least one"), (7, "and the cluster has 0"), (["cuda", "cpu"], "Ray chooses"),
+        (0, "at least one"), ("auto", "at least one"), (7, "but the cluster has 0"), (["cuda", "cpu"], "Ray chooses"),
         ("gpu", "Ray chooses"), ([], "Ray chooses"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=complaint):

@@ -76,7 +76,7 @@ def test_signs_are_given_now_and_then_and_of_what_is_new(monkeypatch: pytest.Mon
 
 def test_a_time_out_that_tells_nothing_is_refused() -> None:
     for wrong in (0.0, -1.0, 0.5, math.nan):
-        with pytest.raises(ConfigError, match=f"timeout_s={wrong:g}: at least 1 s"):
+        with pytest.raises(ConfigError, match=f"timeout_s={wrong:g}: give at least 1 s"):
             Options(timeout_s=wrong)
     assert Options(timeout_s=math.inf).timeout_s == math.inf
     with pytest.raises(ConfigError, match="nonfinite='ignore': give"):

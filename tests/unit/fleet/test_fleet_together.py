@@ -54,7 +54,7 @@ def test_slots_are_shared_where_there_is_no_core_beside_them() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="0 members at once on 2 slots"):
+    with pytest.raises(ConfigError, match="0 members at a time on 2 slots"):
         Together(RATES, slots=2, places=0)
     with pytest.raises(ConfigError, match="0 members on 2 slots"):
         places_for(0, 2, 1, 1)

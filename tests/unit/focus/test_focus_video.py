@@ -196,8 +196,8 @@ def ruled_out(name: str, data: bytes | None, match: str, what: str) -> Any:
         ruled_out("a.mp4", b"", "cannot open the video .*a.mp4: Invalid data", "an empty file"),
         ruled_out("a.mp4", None, "cannot open the video .*a.mp4: Invalid data", "`.mp4` without its `moov`"),
         ruled_out("a.bin", bytes(range(256)), "cannot open the video .*a.bin: Invalid data", "other files"),
-        ruled_out("a.wav", b"sound", "a.wav holds no video stream", "audio only"),
-        ruled_out("a.mp3", b"cover", "a.mp3 holds no video stream", "audio with a cover picture"),
+        ruled_out("a.wav", b"sound", "a.wav has no video stream", "audio only"),
+        ruled_out("a.mp3", b"cover", "a.mp3 has no video stream", "audio with a cover picture"),
     ],
 )  # fmt: skip
 def test_what_holds_no_video_is_refused(tmp_path: Path, name: str, data: bytes | None, match: str) -> None:
@@ -345,7 +345,7 @@ def test_an_address_with_a_length_is_no_camera(tmp_path: Path) -> None:
 def test_a_camera_that_stays_away_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = shown(tmp_path)[0][0]
     monkeypatch.setattr(module, "AGAIN_S", (31.0,))  # the next try would be too late
-    with camera(one) as address, pytest.raises(DataError, match=r"has shown nothing for 30 s: it ended"):
+    with camera(one) as address, pytest.raises(DataError, match=r"has sent no frame for 30 s: it ended"):
         list(Video(f"tcp://{address}", timeout_s=30).frames(10.0))
     with pytest.raises(DataError, match=r"cannot open the video tcp://.*refused"):
         list(Video(f"tcp://{address}").frames(10.0))

@@ -40,7 +40,7 @@ def test_no_share_is_above_its_most(pairs: list[tuple[float, float]]) -> None:
     total = sum(share for share, _ in pairs)
     shares, most = [share / total for share, _ in pairs], [one for _, one in pairs]
     if sum(most) < 1.0:
-        with pytest.raises(ConfigError, match="of what the graph needs"):
+        with pytest.raises(ConfigError, match="of the memory that the graph needs"):
             capped(shares, most)
         return
     found = capped(shares, most)
@@ -58,7 +58,7 @@ def test_a_description_and_memory_say_who_gets_what(tmp_path: Path) -> None:
     whole = StepWork.of((9, 64, 16)).whole_bytes(index.shape[1], 60)
     half = {"path": tmp_path / "b", "memory": (0.5 * whole, whole), "tensors": tensors}
     assert graph.partition(index, 60, shares=(9, 1), **half).facts.shares == pytest.approx([0.5, 0.5])
-    with pytest.raises(ConfigError, match="of what the graph needs"):
+    with pytest.raises(ConfigError, match="of the memory that the graph needs"):
         graph.partition(index, 60, shares=(9, 1), **{**half, "memory": (0.4 * whole, 0.4 * whole)})
     with pytest.raises(ConfigError, match="give one for each"):
         graph.partition(index, 60, shares=(9, 1), **{**half, "memory": (whole,)})

@@ -181,7 +181,7 @@ def test_only_the_slow_pair_is_late(tmp_path: Path) -> None:
         ({"exchange": "cd-r:r=0"}, "cd-r:r=5"),
         ({"exchange": "cd-r", "backward": "exact"}, "no exact gradient"),
         ({"exchange": "0c", "backward": "exact"}, "no exact gradient"),
-        ({"exchange": "cd-0", "faithful": True}, "how cd-r deals"),
+        ({"exchange": "cd-0", "faithful": True}, "applies to cd-r only"),
         ({"backward": "identity"}, "identity for DistGNN's"),
         ({"exchange": "cd-0", "delays": {(0, 1): 2}}, "with exchange='cd-r:r=5'"),
     ],

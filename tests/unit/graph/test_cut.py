@@ -114,11 +114,11 @@ def test_vertices_without_edges_are_rooted_once() -> None:
 @pytest.mark.parametrize(
     ("index", "vertices", "told"),
     [
-        (torch.tensor([[0, 5], [1, 2]]), 4, "names vertex 5, and there are 4: ids go from 0 to 3"),
+        (torch.tensor([[0, 5], [1, 2]]), 4, "names vertex 5 of 4: give ids from 0 to 3"),
         (torch.tensor([[0, -1], [1, 2]]), 4, "names vertex -1"),
         (torch.tensor([0, 1]), 4, r"shape \(2,\): give \[2, edges\]"),
-        (torch.tensor([[0.0], [1.0]]), 4, "dtype torch.float32: give ids"),
-        (torch.zeros(1, dtype=torch.int64).expand(2, 2**31), 4, "counted in 32 bits"),
+        (torch.tensor([[0.0], [1.0]]), 4, "dtype torch.float32: give integer ids"),
+        (torch.zeros(1, dtype=torch.int64).expand(2, 2**31), 4, "32-bit counts"),
         (torch.zeros(2, 0, dtype=torch.int64), 2**31, "1 to 2,147,483,647"),
     ],
 )
@@ -133,7 +133,7 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
         graph.partition(edges, 60, path=tmp_path / "p", parts=2, method="librra")
     with pytest.raises(ConfigError, match="parts = 0: give 1 or more"):
         graph.partition(edges, 60, path=tmp_path / "p", parts=0)
-    with pytest.raises(ConfigError, match="are 2, and there are 3 parts"):
+    with pytest.raises(ConfigError, match="are 2 for 3 parts"):
         graph.partition(edges, 60, path=tmp_path / "p", parts=3, shares=(1, 2))
     with pytest.raises(ConfigError, match="each must be a number above 0"):
         graph.partition(edges, 60, path=tmp_path / "p", shares=(1, 0))
@@ -143,18 +143,18 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
         graph.partition(edges, 60, path=tmp_path / "p", parts=2, tensors={"x": torch.zeros(59, 2)})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    with pytest.raises(ConfigError, match="holds no cut graph: name a new folder"):
+    with pytest.raises(ConfigError, match=r"is not a folder of graph\.partition: name a new folder"):
         graph.partition(edges, 60, path=tmp_path / "mine", parts=2)
-    with pytest.raises(DataError, match="holds no cut graph: write one"):
+    with pytest.raises(DataError, match="has no partitioned graph: write one"):
         graph.load(tmp_path / "none", rank=0, size=1)
     graph.partition(edges, 60, path=tmp_path / "p", parts=2)
-    with pytest.raises(ConfigError, match="3 workers and 2 parts"):
+    with pytest.raises(ConfigError, match="3 workers, but 2 parts"):
         graph.load(tmp_path / "p", rank=0, size=3)
     with pytest.raises(DataError, match="has no tensor 'x', only none"):
         graph.load(tmp_path / "p", rank=0, size=2).tensor("x")
-    with pytest.raises(DataError, match="given a whole graph, and there are 2 workers"):
+    with pytest.raises(DataError, match="got a whole graph, but there are 2 workers"):
         graph.load(edges, rank=0, size=2)
     facts = tmp_path / "p" / "graph.json"
     facts.write_text(facts.read_text().replace('"schema": 1', '"schema": 9'))
-    with pytest.raises(DataError, match="schema 9, and this version reads 1"):
+    with pytest.raises(DataError, match="schema 9, but this version reads 1"):
         graph.load(tmp_path / "p", rank=0, size=2)

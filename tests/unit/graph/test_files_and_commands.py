@@ -89,11 +89,11 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ("x", torch.tensor(1.0), r"has shape \(\): give 4 rows"),
         ("x", torch.zeros(3, 2), r"has shape \(3, 2\): give 4 rows"),
-        ("x", torch.eye(4).to_sparse(), "give it dense"),
+        ("x", torch.eye(4).to_sparse(), "give a dense tensor"),
         ("x", torch.eye(4).bfloat16(), "float32 for bfloat16"),
         ("x", np.array(["a", "b", "c", "d"]), "give numbers"),
         ("x", [1, 2, 3, 4], "type list"),
-        ("../source", torch.zeros(4), "without slashes"),
+        ("../source", torch.zeros(4), "leave slashes out"),
     ],
 )
 def test_a_tensor_that_cannot_be_kept_is_refused_and_an_earlier_cut_stays(

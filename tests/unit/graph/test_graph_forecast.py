@@ -92,7 +92,7 @@ def test_a_step_ends_when_the_last_has_what_it_waits_for() -> None:
     ring = [WorkPhase((1.0, 3.0), ring_bytes=8.0)]
     ends_s = play(spec(slow, Node(name="b", up_bit_per_s=steady(64.0 * 1514 / 1448))), ring, 2)
     assert ends_s == pytest.approx([4.0, 8.0])  # 3 s of work, and a second for 8 bytes
-    with pytest.raises(ConfigError, match="1 nodes, and there are 2 workers"):
+    with pytest.raises(ConfigError, match="1 nodes, but the graph has parts for 2"):
         play(spec(slow), [first], 1)
     with pytest.raises(ConfigError, match="step 0 never ends"):
         play(spec(slow, fast), [WorkPhase((1.0, float("inf")))], 1)

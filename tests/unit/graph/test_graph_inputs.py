@@ -210,7 +210,7 @@ def plain() -> Data:
         refused(
             *("PyG", "`Data` with another number of rows"),
             lambda: Data(edge_index=EDGES, x=X, train_idx=torch.arange(3)),
-            r"train_idx has shape \(3,\), and the graph has 6 vertices: name num_nodes.*graph\.train_idx = None",
+            r"train_idx has shape \(3,\), but the graph has 6 vertices: give num_nodes.*graph\.train_idx = None",
             plain,
         ),
         refused(
@@ -222,7 +222,7 @@ def plain() -> Data:
         refused(
             *("PyG", "`Data` with a sparse `x`"),
             lambda: Data(edge_index=EDGES, x=X.to_sparse()),
-            "x is sparse.*give x dense",
+            "x is sparse.*give dense features",
             plain,
         ),
         refused(
@@ -270,7 +270,7 @@ def plain() -> Data:
             *("SciPy", "matrices with values", lambda: WEIGHTED, "give matrix != 0", lambda: WEIGHTED != 0),
         ),
         refused(
-            *("SciPy", "matrices that are not square", lambda: WEIGHTED[:3], "as many rows as columns", plain),
+            *("SciPy", "matrices that are not square", lambda: WEIGHTED[:3], "a square adjacency", plain),
         ),
         refused("pandas", "frames", lambda: FRAME, r"frame\[\['source', 'target'\]\]\.to_numpy\(\)\.T", plain),
         refused("NumPy", "`[edges, 2]`", lambda: EDGES.numpy().T, r"give edge_index\.T", plain),
@@ -294,12 +294,12 @@ def test_a_graph_is_refused_with_the_way_out(
 
 
 def test_tensors_of_edges_are_not_those_of_vertices(tmp_path: Path) -> None:
-    with refusal("'edge_attr' is of edges"):
+    with refusal("'edge_attr' belongs to edges"):
         graph.partition(EDGES, 6, path=tmp_path / "p", tensors={"edge_attr": X})
     with refusal("num_nodes= if the last vertices have no edges"):
         graph.partition(EDGES, path=tmp_path / "p", tensors={"x": X})
     (tmp_path / "list").write_text("0 1\n")
-    with refusal("holds no cut graph"):
+    with refusal("has no partitioned graph"):
         graph.load(tmp_path / "list")
 
 

@@ -178,7 +178,7 @@ def test_a_layer_that_mixes_vertices_is_refused(cut: Path, layer: nn.Module, wha
         return model["attention"](g.tensor("x") - 1e4)
 
     on_threads(cut, 1, work)
-    with refusal(r"layer attention.* \(.*\) makes a row of other vertices' rows"):
+    with refusal(r"layer attention.* \(.*\) combines rows of different vertices"):
         on_threads(cut, 2, work)
 
 

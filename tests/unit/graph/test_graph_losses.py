@@ -144,7 +144,7 @@ def column(criterion: Callable[..., Tensor], output: Tensor, y: Tensor) -> Calla
             ("`mse_loss` of outputs `[N, C]` and labels `[N]`", 1, F.mse_loss, REAL[:, 0], r"y\[:, None\]"),
             ("`cross_entropy` of labels `[N, 1]`", 1, F.cross_entropy, CLASS[:, None], r"y\[:, 0\]"),
             ("`cross_entropy` of classes as floats", 1, F.cross_entropy, CLASS.double(), r"y\.long\(\)"),
-            ("labels of another worker's part", 1, F.cross_entropy, CLASS[1:], "has 40 rows"),
+            ("labels of another worker's part", 1, F.cross_entropy, CLASS[1:], "this part, 40 rows"),
             ("a function without `reduction`, on several workers", 2, lambda a, b: F.mse_loss(a, b), REAL, "partial"),
             ("`criterion.forward`, on several workers", 2, nn.MSELoss().forward, REAL, "forward does not take"),
             ("a root of a mean, on several workers", 2, rooted_square, BITS, "is not a sum over vertices"),
@@ -190,7 +190,7 @@ def test_accuracy_of_columns(cut: Path) -> None:
         pytest.param(*given, marks=brought("losses", "PyG", f"`g.accuracy`: {what}", refused=True))
         for what, *given in [
             ("one logit for each vertex", REAL[:, :1], CLASS, None, r"torch\.cat\(\[-z, z\], 1\)"),
-            ("several labels for each vertex", REAL, BITS, None, "one label a row"),
+            ("several labels for each vertex", REAL, BITS, None, "one label per row"),
             ("masks of integers", REAL, CLASS, CLASS, r"mask\.bool\(\)"),
             ("masks of several splits", REAL, CLASS, BITS.bool(), r"mask\[:, 0\]"),
             ("indices of a split, as OGB's", REAL, CLASS, CLASS[:9], r"index_fill\(0, at, 1\)"),

@@ -62,7 +62,7 @@ def test_what_a_root_and_a_step_cost_is_learnt_from_hand_overs() -> None:
 
 
 def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="3 workers and 2 parts"):
+    with pytest.raises(ConfigError, match="3 workers, but 2 parts"):
         grouped([1.0, 1.0], [1.0, 1.0, 1.0])
     with pytest.raises(ConfigError, match="each must be a number above 0"):
         grouped([1.0, 1.0], [1.0, 0.0])

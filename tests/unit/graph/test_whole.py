@@ -57,13 +57,13 @@ def test_no_edges_and_one_vertex() -> None:
 def test_layers_refuse_what_does_not_fit() -> None:
     g = loaded(some_graph())
     conv = graph.SAGEConv(4, 2)
-    with pytest.raises(ConfigError, match="has 60 rows; is x of another part"):
+    with pytest.raises(ConfigError, match="has 60 rows; give x of this part"):
         conv(torch.zeros(59, 4), g)
     with pytest.raises(ConfigError, match=r"x\.float\(\)"):
         g.sum(torch.zeros(60, 4, dtype=torch.int64))
     with pytest.raises(ConfigError, match="aggr='median'"):
         graph.SAGEConv(4, 2, aggr="median")
-    with pytest.raises(ConfigError, match="x is trained"):
+    with pytest.raises(ConfigError, match="x requires a gradient"):
         g.constant(torch.zeros(60, 4, requires_grad=True))
     with pytest.raises(ConfigError, match="this part has 60 rows"):
         g.constant(torch.zeros(59, 4))
@@ -173,7 +173,7 @@ def test_rows_of_models_that_differ_are_refused() -> None:
 
     edges = SimpleNamespace(edge_index=some_graph(), num_nodes=60)
     for sync in ("local:every=4", "diloco"):
-        with pytest.raises(ConfigError, match=r"averaged on every step, .* at step 0: use sync='bsp', or exch"):
+        with pytest.raises(ConfigError, match=r"averaged over all workers in every step, .* at step 0: use sync='bsp'"):
             graph.load(edges).before_step(step(sync))
     graph.load(edges).before_step(step("bsp"))
     graph.load(edges).before_step(step("hierarchical"))  # one site: the mean over all

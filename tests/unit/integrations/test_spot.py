@@ -54,5 +54,5 @@ def test_signals_have_names() -> None:
     assert signals_named("USR1, sigusr2", "--leave-on") == (10, 12)
     assert discover({"UNEVEN_LEAVE_ON": "USR1"}).leave_on == (10,)
     for wrong in ("KILL", "USR3"):
-        with pytest.raises(ConfigError, match=f"--leave-on={wrong}: {wrong} is no signal"):
+        with pytest.raises(ConfigError, match=f"--leave-on={wrong}: {wrong} is not a signal"):
             signals_named(wrong, "--leave-on")

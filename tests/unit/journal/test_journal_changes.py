@@ -20,7 +20,8 @@ from uneven.policy.core.records import EventRecord, MembershipRecord, Record, Ru
 
 KILLED = {"generation": 1, "members": (0, 2), "left": (1,), "border": 5, "why": "worker 1 is gone: it was killed"}
 JOINED = {"generation": 2, "members": (0, 2, 3), "came": (3,), "border": 8, "why": "worker 3 has joined"}
-GONE = {"generation": 3, "members": (2, 3), "left": (0,), "border": 11, "why": "worker 0 is gone: it was told to leave"}
+GONE = {"generation": 3, "members": (2, 3), "left": (0,), "border": 11}
+GONE["why"] = "worker 0 is gone: it got a request to leave"
 
 
 def change(rank: int, at_s: float, pause_s: float, **what: object) -> MembershipRecord:

@@ -62,7 +62,7 @@ def test_layers_that_keep_their_plain_gradient_are_named_with_the_reason() -> No
                "norm": "LayerNorm is neither", "left_out": "as asked for"}  # fmt: skip
     for name, why in reasons.items():
         assert why in notes[name]
-    with pytest.raises(ConfigError, match="finds nothing to precondition in this model: 1: GRU is neither"):
+    with pytest.raises(ConfigError, match="finds no layer to precondition in this model: 1: GRU is neither"):
         train(1, lambda: nn.Sequential(nn.ReLU(), nn.GRU(2, 2)), KFAC, lambda w: None)
 
 
@@ -98,7 +98,7 @@ def test_policies_that_do_not_average_gradients_are_refused() -> None:
         worker.step(*batch(0), (6, 6))
         assert worker.now is not None
         other = type(worker.now)(1, 1, 0, worker.rank, (0, 1), (6, 6), StepPlan())
-        with pytest.raises(ConfigError, match=r"gradients of all workers averaged on every step.*use sync='bsp'"):
+        with pytest.raises(ConfigError, match=r"gradients averaged over all workers in every step.*use sync='bsp'"):
             worker.part.gradients_ready(other, worker.optimizer)
 
     train(2, net, KFAC, use)
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
     def first(worker: PartWorker) -> Any:
         for number in range(4):
             worker.step(*batch(number), (8, 4))
-        with pytest.raises(CheckpointError, match="save inside of `with session"):
+        with pytest.raises(CheckpointError, match="save inside `with session"):
             worker.part.state_dict()
         with worker.part.evaluated():
             state = copy.deepcopy(worker.part.state_dict())

@@ -94,7 +94,7 @@ def test_every_registry_has_a_group(kind: str, group: str) -> None:
 def test_a_name_of_ours_is_refused_with_its_origin(balancers: Registry[Balancer], tmp_path: Path) -> None:
     entries = {"uneven.balancers": {"mine": "fast_shares:Mine", "even": "fast_shares:Mine"}}
     install(tmp_path, entries=entries)
-    said = r"entry point 'even = fast_shares:Mine' of fast-shares 1\.2 brings a balancer named .even.*policy\.balance"
+    said = r"entry point 'even = fast_shares:Mine' of fast-shares 1\.2 has a balancer named .even.*policy\.balance"
     for look in (lambda: balancers.resolve("mine"), balancers.listed, lambda: balancers.resolve("other")):
         with pytest.raises(ConfigError, match=said):
             look()
@@ -104,7 +104,7 @@ def test_a_name_of_ours_is_refused_with_its_origin(balancers: Registry[Balancer]
 def test_two_distributions_may_not_bring_one_name(balancers: Registry[Balancer], tmp_path: Path) -> None:
     install(tmp_path)
     install(tmp_path, "slow-shares", "3", entries={"uneven.balancers": {"mine": "slow_shares:Mine"}})
-    with pytest.raises(ConfigError, match=r"'mine', and that name is taken, by entry point .* of (fast|slow)-shares"):
+    with pytest.raises(ConfigError, match=r"'mine', which entry point .* of (fast|slow)-shares"):
         balancers.resolve("mine")
 
 
@@ -126,7 +126,7 @@ def test_it_may_register_itself_too(balancers: Registry[Balancer], tmp_path: Pat
         ("import torch_of_the_future", "fast_shares:Mine", "No module named 'torch_of_the_future'"),
         ("def", "fast_shares:Mine", "SyntaxError: invalid syntax"),
         ("", "fast_shares_gone:Mine", "No module named 'fast_shares_gone'"),
-        ("Mine = 3", "fast_shares:Mine", "leads to 3, which is no class and no function that makes a Balancer"),
+        ("Mine = 3", "fast_shares:Mine", "names 3: let it name a class or a function that returns a Balancer"),
         ("def Mine(): return 3", "fast_shares:Mine", "makes a int, which is no Balancer"),
     ],
 )
@@ -193,7 +193,7 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
     install(tmp_path, "slow-shares", "3", entries={"uneven.balancers": {"even": "slow_shares:Mine"}})
     done = uneven("simulate", "--help")
     assert done.returncode == 0
-    assert "that name is taken, by uneven.policy.balance.balancer.Even" in " ".join(done.stdout.split())
+    assert "which uneven.policy.balance.balancer.Even already has" in " ".join(done.stdout.split())
 
 
 def test_the_simulator_plays_an_installed_one(uneven: Help, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_first_nodes(nodes: str, first: str) -> None:
 def test_counts_of_tasks() -> None:
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     assert tasks_per_node("12") == [12]
-    with pytest.raises(ConfigError, match=r"SLURM_STEP_TASKS_PER_NODE='2x3' is not what Slurm writes"):
+    with pytest.raises(ConfigError, match=r"SLURM_STEP_TASKS_PER_NODE='2x3' is not in Slurm's format"):
         tasks_per_node("2x3")
 
 

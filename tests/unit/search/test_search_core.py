@@ -44,26 +44,26 @@ def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: choice(), "among nothing"),
+        (lambda: choice(), "without values"),
         (lambda: choice(1, 1), "twice"),
-        (lambda: choice(object()), "numbers, words"),
-        (lambda: grid(math.nan), "numbers, words"),
+        (lambda: choice(object()), "numbers, texts"),
+        (lambda: grid(math.nan), "numbers, texts"),
         (lambda: uniform(2, 1), "is empty"),
         (lambda: uniform(0, math.inf), "finite"),
         (lambda: uniform(math.nan, 1), "finite"),
         (lambda: uniform(0, 10**400), "more than 64 bits"),
         (lambda: uniform(0, True), "finite"),
-        (lambda: log(0, 1), "above zero"),
+        (lambda: log(0, 1), "above 0"),
         (lambda: FloatRange(0, 1, step=0), "larger step"),
         (lambda: FloatRange(0, 1, step=1e-300), "larger step"),
         (lambda: IntRange(1, 9, log=True, step=2), "leave out step or log"),
-        (lambda: IntRange(1, 9, step=0.5), "whole numbers"),  # type: ignore[arg-type]
-        (lambda: choice([[1], [2]]), "numbers, words"),
+        (lambda: IntRange(1, 9, step=0.5), "give integers"),  # type: ignore[arg-type]
+        (lambda: choice([[1], [2]]), "numbers, texts"),
         (lambda: choice(1, True), "twice"),
-        (lambda: integer(0.5, 2), "whole numbers"),  # type: ignore[arg-type]
-        (lambda: Space({"": 1}), "a word"),
+        (lambda: integer(0.5, 2), "give integers"),  # type: ignore[arg-type]
+        (lambda: Space({"": 1}), "give a name"),
         (lambda: Space({"a": [1]}), "nested"),  # type: ignore[dict-item]
-        (lambda: domain_of({"kind": "vector"}), "there are float"),
+        (lambda: domain_of({"kind": "vector"}), "give float"),
     ],
 )
 def test_a_space_that_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
@@ -105,7 +105,7 @@ def test_the_grid_searcher_ends_and_refuses_a_range() -> None:
     searcher = searchers.resolve("grid")
     searcher.begin(Space({"a": choice(1, 2)}), 0)
     assert [searcher.suggest(trial) for trial in range(3)] == [{"a": 1}, {"a": 2}, NoneNow.NEVER]
-    with pytest.raises(ConfigError, match="cannot go through all of 'rate'"):
+    with pytest.raises(ConfigError, match="cannot enumerate 'rate'"):
         core(searcher="grid")
 
 
@@ -173,7 +173,7 @@ def test_a_metric_that_is_no_number_ends_the_trial() -> None:
     ruling = search.reported(0, 3, math.nan)
     assert ruling.move is Move.STOP
     assert search.trials[0].status is TrialStatus.ERROR
-    assert search.trials[0].why == "diverged: accuracy is no finite number at 3"
+    assert search.trials[0].why == "diverged: accuracy is not finite at 3"
     keeps = core(nonfinite="keep")
     keeps.start()
     assert keeps.reported(0, 3, math.nan).move is Move.CONTINUE
@@ -229,7 +229,7 @@ def test_a_person_stops_resumes_and_clones() -> None:
     for changes, said in (
         ({"wide": 3}, "no setting 'wide'"),
         ({"width": 65}, "not in the space"),
-        ({"width": []}, "word"),
+        ({"width": []}, "a text"),
     ):
         with pytest.raises(ConfigError, match=said):
             search.clone(0, 1.0, changes)
@@ -259,7 +259,7 @@ def test_settings_that_are_asked_for_while_training() -> None:
     search.start()
     value = search.define(0, "momentum", uniform(0, 1).to_plain())
     assert search.define(0, "momentum", uniform(0, 1).to_plain()) == value == search.trials[0].params["momentum"]
-    with pytest.raises(ConfigError, match="two places say"):
+    with pytest.raises(ConfigError, match="define it in one place"):
         search.define(0, "momentum", uniform(3, 4).to_plain())
 
 

@@ -84,7 +84,7 @@ def _end(case: MachinesCase, host: int, ends: Mapping[int, HostEnd]) -> Iterator
             yield "ends with exit code 0"
         # A host that is cut off cannot see that, and names what it misses. When the links are counted, all may be back.
         missed = [one for one in ends if one != host] if kinds.get(host) in ("cut", "stall") else list(want.lost)
-        excuse = "came too late: all that could let it in are gone"  # it was no member yet
+        excuse = "came too late: every member that could admit it is gone"  # it was no member yet
         if {"cut", "stall"} & {*kinds.values()}:
             excuse += "|connection between some|from shard 0"
         named = any(_names(one, ends[one], end.said) for one in missed) or re.search(excuse, end.said)

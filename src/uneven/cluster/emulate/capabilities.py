@@ -1,4 +1,4 @@
-"""Tests of what this machine lets an emulation do."""
+"""Tests of the emulation features that this machine supports."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def why_no_netem() -> str:
 
 
 def why_no_latency() -> str:
-    """Return why neither the kernel nor a process can delay packets here; "" if one can."""
+    """Return the reason why packets cannot be delayed here; "" if the kernel or a process can."""
     no_netem = why_no_netem()
     if not no_netem:
         return ""

@@ -174,7 +174,9 @@ def kill(group: Path) -> None:
         _write_if_there(group / "cgroup.kill", "1")  # version 2, since Linux 5.14: all at the same time
     while left := processes(group):
         if time.monotonic() > deadline_s:
-            raise LaunchError(f"processes {', '.join(map(str, left))} in {group} do not end, though they were killed")
+            raise LaunchError(
+                f"processes {', '.join(map(str, left))} in {group} still run after SIGKILL: end them by hand"
+            )
         for pid in left:
             _kill_if_in(pid, group)
         time.sleep(0.01)

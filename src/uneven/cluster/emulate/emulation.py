@@ -86,7 +86,7 @@ def _machines(spec: ClusterSpec, isolated: str) -> Machines:
     if isolated:
         return Throttled()
     for removed in emulation_state.clean():
-        say(f"removed what was left of {removed}")
+        say(f"removed the rest of {removed}")
     return Isolated(spec, capabilities.trees(), netem=not capabilities.why_no_netem())
 
 
@@ -131,7 +131,7 @@ class Emulation:
         for event in self._replay.pending():
             say(f"the run has ended before this could happen: {in_words(event)}")
         if lost := len(self._workers.lost):
-            say(f"the run has come to its end; {lost} of its workers {'was' if lost == 1 else 'were'} lost")
+            say(f"the run has finished; {lost} of its workers {'was' if lost == 1 else 'were'} lost")
 
     @property
     def _all_ready(self) -> bool:
@@ -144,12 +144,12 @@ class Emulation:
             if not is_ready(self._run_directory, worker.rank)
         ]
         say(
-            f"{', '.join(late)} did not start training within {ready_within_s:g} s (a loader of an uneven.Session says "
-            f"so when it is first used): the description holds from now on"
+            f"{', '.join(late)} did not start training within {ready_within_s:g} s (the loader of an uneven.Session "
+            "reports it): the description applies from now on"
         )
 
     def _wait(self, stop: Stop, done: Callable[[], bool], limit_s: float) -> bool:
-        """Supervise the workers until ``done``, all have ended, or the time is over."""
+        """Supervise the workers until ``done``, all have ended, or the time limit is reached."""
         end_s = time.monotonic() + limit_s
         while True:
             if stop.requests:
@@ -192,7 +192,7 @@ class Emulation:
         self._record(node, event.do.value, words)
         if event.do is Do.KILL:
             when = f"at {event.at_s:g} s" if event.at_s is not None else f"in iteration {event.at_iteration}"
-            self._workers.kill_on(node, f"cluster {self._spec.name!r} says so, {when}")
+            self._workers.kill_on(node, f"cluster {self._spec.name!r}: event {when}")
         elif event.do is Do.LEAVE:
             self._workers.leave(node)
 

@@ -1,4 +1,4 @@
-"""The record of what emulations make outside their own processes, so that it can be removed after any end.
+"""The record of resources that emulations make outside their processes, so that they can be removed after any end.
 
 ::
 
@@ -113,7 +113,7 @@ def _owners(folder: Path) -> Iterator[Owner]:
             owner = Owner(**values | {"groups": tuple(values["groups"])})
         except (ValueError, TypeError, KeyError) as error:
             raise LaunchError(
-                f"{path} was not written by this version of uneven ({error}): look at it, then delete it"
+                f"{path} is not from this version of uneven ({error}): delete it when no emulation runs"
             ) from error
         if names.is_id(owner.id) and owner.id == path.stem:
             yield owner
@@ -125,7 +125,7 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
         if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            raise LaunchError(f"{folder} can be written by others than {os.geteuid()}: remove it, it is made anew")
+            raise LaunchError(f"{folder} is writable by users other than {os.geteuid()}: remove it")
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise LaunchError(f"cannot write {folder}: {error.strerror}") from error

@@ -194,4 +194,4 @@ def run(tool: str, namespace: int, lines: Sequence[str], others: Sequence[int] =
         start_new_session=True,  # Ctrl-C is for this process, which cleans up
     )
     if done.returncode != 0:
-        raise LaunchError(f"`{tool}` refuses ({done.stderr.strip()}), asked for:\n" + "\n".join(lines))
+        raise LaunchError(f"`{tool}` failed ({done.stderr.strip()}) on this input:\n" + "\n".join(lines))

@@ -76,7 +76,7 @@ class Throttled:
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
         """Raise an error; links between sites have been rejected before the start."""
-        raise AssertionError(f"{setting} of the line {direction} has reached a machine without lines")
+        raise AssertionError(f"{setting} of the line {direction} was sent to a machine without links")
 
     def lift(self, index: int) -> None:
         self._throttle.release(self._workers[index].pid)

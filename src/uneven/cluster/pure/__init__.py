@@ -1,1 +1,1 @@
-"""Descriptions of clusters, and what is computed from them alone."""
+"""Descriptions of clusters, and computations on them."""

@@ -102,11 +102,13 @@ def check(exchange: Exchange) -> None:
     kind, merge, payload = kind_of(exchange), exchange.merge, exchange.payload
     what = f"an exchange of {payload.value} by {type(merge).__name__} ({kind.value})"
     if exchange.select is not None and payload is not Payload.DELTA:
-        raise ConfigError(f"{what}: only movements are filtered for significant entries: exchange Payload.DELTA")
+        raise ConfigError(
+            f"{what}: the filter for significant entries applies to movements only: exchange Payload.DELTA"
+        )
     if payload not in merge.payloads:
         merged = " and ".join(f"Payload.{one.name}" for one in Payload if one in merge.payloads)
         raise ConfigError(f"{what}: {type(merge).__name__} merges {merged}")
     if payload is Payload.GRADIENT and not (merge.plain or merge.combined is Combined.SUM):
-        raise ConfigError(f"{what}: gradients are averaged or added up as they are: use Mean or Add")
+        raise ConfigError(f"{what}: gradients support only the merges Mean and Add")
     if merge.combined is Combined.CENTRE and kind not in (ExchangeShape.APART, ExchangeShape.RING):
-        raise ConfigError(f"{what}: it moves replicas and the server one by one or all at once, without a quorum")
+        raise ConfigError(f"{what}: its merge does not support a quorum: leave the quorum out")

@@ -28,7 +28,7 @@ class HomeOrder(SampleOrder):
         for rank, site in sites.items():
             if not 0 <= site < len(numbers) or not len(numbers[site]):
                 raise ConfigError(
-                    f"rank {rank} trains at site {site}, where no samples lie: {len(numbers)} sites have some"
+                    f"rank {rank} trains at site {site}, which has no samples: {len(numbers)} sites have some"
                 )
         super().__init__(sum(len(own) for own in numbers), seed)
         self.sites = dict(sites)

@@ -22,7 +22,9 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not 0 < self.accuracy <= 1:
-            raise ConfigError(f"accuracy = {self.accuracy}: a share of the held-out samples, above 0 and at most 1")
+            raise ConfigError(
+                f"accuracy = {self.accuracy}: give a fraction of the held-out samples, above 0 and at most 1"
+            )
 
 
 class Point(NamedTuple):
@@ -70,7 +72,7 @@ class Board:
             if value is not None:
                 self.sink(ScalarRecord(rank=rank, iteration=iteration, at_s=at_s, name=name, value=value))
         if self.diverged:
-            text = "the parameters are no finite numbers any more: lower the learning rate of the task"
+            text = "the parameters are not finite: lower the learning rate of the task"
             self.sink(EventRecord(rank=rank, iteration=iteration, at_s=at_s, event="non-finite", message=text))
         elif self.reached is None and self.goal is not None and point.accuracy >= self.goal.accuracy:
             self.reached = point

@@ -57,7 +57,7 @@ class LearningTask(ABC):
         Raises:
             ConfigError: the task does not support it.
         """
-        raise ConfigError(f"{type(self).__name__} does not say which samples a model gets right: give it right()")
+        raise ConfigError(f"{type(self).__name__} cannot count correct predictions: implement right()")
 
 
 class Classification(LearningTask):

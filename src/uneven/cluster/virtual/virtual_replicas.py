@@ -28,7 +28,7 @@ class ModelState:
 
     parameters: Tensor
     velocity: Tensor | None  # of momentum; None before the first step, or without momentum
-    moved: Tensor  # sum of its own steps
+    moved: Tensor  # sum of its steps
 
 
 @dataclass(slots=True, eq=False)

@@ -71,8 +71,8 @@ def train(
     """
     if scenario.spec.preconditioner is not None:
         raise ConfigError(
-            f"cluster {scenario.spec.name!r} has a preconditioner, which no training in virtual time has: its time "
-            f"would be that of one, its learning that of another; leave either out"
+            f"cluster {scenario.spec.name!r} has a preconditioner, but training in virtual time does not support "
+            "one; leave out either the preconditioner or the training"
         )
     scenario = prepared(scenario, task)
     sink = sink or _nowhere
@@ -82,7 +82,9 @@ def train(
     visits = None
     if (tuned := scenario.policy.tuned) is not None:
         if homes is None:
-            raise ConfigError(f"{scenario.policy!r} compares models at home and away: give train() the samples' homes")
+            raise ConfigError(
+                f"{scenario.policy!r} evaluates models at other sites: give train() homes=, the site of each sample"
+            )
         traffic = traffic or ModelTraffic(homes.sites)
         visits = VirtualVisits(tuned, task, homes, traffic, scenario.seed)
     training = Training(sgd, evaluated=scenario.policy.evaluated, board=board, visits=visits, traffic=traffic)

@@ -23,7 +23,7 @@ class ModelTraffic:
             ConfigError: the exchange uses hubs.
         """
         if exchange.far.hubs:
-            raise ConfigError("what hubs hand on is not counted by site: compare geo without hubs")
+            raise ConfigError("traffic that hubs forward is not counted by site: compare geo without hubs")
         if self._speaks[self._sites[rank]] == rank:
             self.models += self._sent(exchange, part) / len(self._speaks)
 

@@ -49,9 +49,11 @@ class Columns:
         every = [*self.every]
         for one in every:
             if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-                raise ConfigError(f"Columns: column {one!r} is not a number: count the columns of the file from 0")
+                raise ConfigError(
+                    f"Columns: column {one!r} is not a column number: count the columns of the file from 0"
+                )
         if len(set(every)) < max(1, len(every)):
-            raise ConfigError(f"Columns: {every} names a column twice, or none")
+            raise ConfigError(f"Columns: {every} names no column, or one column twice: name each once")
 
     @property
     def valued(self) -> tuple[int, ...]:
@@ -96,11 +98,11 @@ def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: 
     try:
         text = divider.join(lines)
         if found := next((one for one in (b"\0", b"\r") if one in text), None):
-            raise ValueError(f"the character {found!r} in a line: save the file as UTF-8, with line ends of Linux")
+            raise ValueError(f"the character {found!r} in a line: save the file as UTF-8 with Linux line ends")
         if text[:1] == b'"' or divider + b'"' in text:
-            raise ValueError("a field in quotation marks: write the file without them (csv.QUOTE_NONE)")
+            raise ValueError("a quoted field: write the file without quotes (csv.QUOTE_NONE)")
         if wrong := next((one for one in lines if one.count(divider) != width - 1), None):
-            raise ValueError(f"{wrong.count(divider) + 1} fields, and {width} in the first line")
+            raise ValueError(f"{wrong.count(divider) + 1} fields, but {width} in the first line")
         fields = np.array(text.split(divider) if lines else [], np.bytes_).reshape(len(lines), width)
         numbers = as_floats(fields[:, list(columns.numbers)])
         clicked = np.full(len(lines), np.nan, np.float32)
@@ -117,13 +119,13 @@ def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: 
 def as_floats(values: npt.NDArray[Any], *, labels: bool = False) -> Floats:
     """Convert numbers or bytes of any shape to float32, missing values and NaN to 0; raise ValueError for others."""
     if values.dtype.kind not in "biufS":
-        raise ValueError(f"numbers of type {values.dtype}: give integers or floats")
+        raise ValueError(f"numbers of dtype {values.dtype}: give integers or floats")
     with np.errstate(over="ignore"):
         found = _parsed(values) if values.dtype.kind == "S" else values.astype(np.float32)
     if np.isinf(found).any():
-        raise ValueError("a number that is not finite in 32 bits")
+        raise ValueError("a number that is not a finite float32")
     if labels and np.isnan(found).any():
-        raise ValueError("a label is missing: leave out rows without one, or take clicked=None for a log without any")
+        raise ValueError("a row without a label: leave such rows out, or pass clicked=None for a log without labels")
     return np.nan_to_num(found, copy=False)
 
 
@@ -132,7 +134,7 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     if values.dtype.kind == "S":
         return _ids(values, kind)
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"ids of type {values.dtype}: give whole numbers")
+        raise ValueError(f"ids of dtype {values.dtype}: give integers")
     if values.dtype.kind == "f":
         values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)  # infinities stay, to be rejected below
         # Above 2^(mantissa bits + 1), floats skip integers.
@@ -140,7 +142,7 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     else:
         wrong = values >= _INTEGERS
     if wrong.any():
-        raise ValueError(f"{values[wrong][0]!s} is not a whole number that is exact in 64 bits: give integers, or text")
+        raise ValueError(f"{values[wrong][0]!s} is not an exact 64-bit integer: give integers, or text")
     found: Wholes = values.astype(np.int64)
     return found
 
@@ -168,7 +170,7 @@ def _ids(fields: npt.NDArray[Any], kind: str) -> Wholes:
         try:
             return np.where(fields == b"", b"0", fields).astype(np.int64)
         except OverflowError:
-            raise ValueError("an id that has more than 64 bits: take kind='text'") from None
+            raise ValueError("an id with more than 64 bits: use kind='text'") from None
         except ValueError:  # pandas writes integers of a column with gaps as 12.0
             return as_ids(np.where(fields == b"", b"0", fields).astype(np.float64), kind)
     width = fields.dtype.itemsize
@@ -178,13 +180,13 @@ def _ids(fields: npt.NDArray[Any], kind: str) -> Wholes:
 
 def _of_hex(letters: npt.NDArray[np.uint8]) -> Wholes:
     if letters.shape[-1] > 15 and letters[..., 15:].any():
-        raise ValueError("an id of more than 15 hexadecimal digits: take kind='text'")
+        raise ValueError("an id with more than 15 hexadecimal digits: use kind='text'")
     found = np.zeros(letters.shape[:-1], np.int64)
     for place in range(min(15, letters.shape[-1])):
         letter = letters[..., place]
         digit = _NIBBLES[letter]
         if (wrong := (digit == 255) & (letter != 0)).any():
-            raise ValueError(f"{chr(int(letter[wrong][0]))!r} is no hexadecimal digit: take kind='text'")
+            raise ValueError(f"{chr(int(letter[wrong][0]))!r} is not a hexadecimal digit: use kind='text'")
         found = np.where(letter == 0, found, found * 16 + digit)
     return found
 

@@ -218,7 +218,7 @@ class _GroupRoute:
 
     group: int
     width: int
-    features: Wholes  # features whose tables lie there whole, in the order of their columns
+    features: Wholes  # features whose whole tables are there, in the order of their columns
     bases: Wholes  # for each of them, the first row of its table in the group
     runs: tuple[_SideBySide, ...]
     cut: tuple[_CutPart, ...]  # features of tables cut by rows
@@ -382,7 +382,7 @@ class Router:
         table = self._tables.tables[self._table_of[feature]]
         name, found = list(self.columns)[feature], int(ids.values[place])
         has = "an id for every number but -1" if table.modulo or table.grows else f"the rows 0 to {table.held - 1}"
-        out = f"; if {found} stands for no id, give Table(no_id={found})" if found < 0 and table.no_id is None else ""
+        out = f"; if {found} means no id, give Table(no_id={found})" if found < 0 and table.no_id is None else ""
         raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has {has}{out}")
 
     def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:

@@ -29,9 +29,11 @@ class ShardSpec:
     def __post_init__(self) -> None:
         for one in self.ranges:
             if not 0 <= one.table < len(self.tables.tables):
-                raise ConfigError(f"range {one} of {len(self.tables.tables)} tables")
+                raise ConfigError(f"range {one} names a table that does not exist; there are {len(self.tables.tables)}")
             if not 0 <= one.start < one.stop <= self.tables.tables[one.table].held:
-                raise ConfigError(f"range {one} of a table of {self.tables.tables[one.table].held} rows")
+                raise ConfigError(
+                    f"range {one} reaches beyond the {self.tables.tables[one.table].held} rows of its table"
+                )
         object.__setattr__(self, "groups", groups_of(self.tables.tables, self.ranges))
         object.__setattr__(self, "fingerprint", zlib.crc32(self.text.encode()))
 

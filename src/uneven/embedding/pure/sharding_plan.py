@@ -79,7 +79,7 @@ def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowG
         mine = tuple(one for one in fixed if tables[one.table].dim == width)
         ends = list(accumulate(one.rows for one in mine))
         if ends[-1] > MOST_ROWS:  # else int32 cannot index them
-            raise ConfigError(f"{ends[-1]:,} rows of {width} numbers on one shard: use more shards (--tables)")
+            raise ConfigError(f"{ends[-1]:,} rows of {width} numbers exceed one shard: use more shards (--tables)")
         found.append(RowGroup(width, mine, (0, *ends[:-1])))
     growing = (one for one in ranges if tables[one.table].grows)
     return (*found, *(RowGroup(tables[one.table].dim, (one,), (0,), grows=True) for one in growing))
@@ -99,7 +99,7 @@ def place(
     ``most_bytes`` is the capacity of each shard. Raises :class:`ConfigError` if the tables do not fit.
     """
     if shards < 1:
-        raise ConfigError(f"{shards} shards: tables need at least one")
+        raise ConfigError(f"{shards} shards: give at least one")
     weights = list(speeds or [1.0] * shards)
     if len(weights) != shards or not all(math.isfinite(one) and one > 0 for one in weights):
         raise ConfigError(f"speeds {weights} for {shards} shards: give a number above 0 for each")
@@ -122,8 +122,8 @@ def place(
         fitting = [shard for shard in range(shards) if room[shard] >= need]
         if not fitting:
             raise ConfigError(
-                f"table {tables[part.table].name!r}: no shard has room for {need:,} bytes of it within {most_bytes:,} "
-                f"bytes each; use more shards (uneven run --tables), or fewer rows"
+                f"table {tables[part.table].name!r}: {need:,} bytes of it fit into no shard of {most_bytes:,} "
+                "bytes; use more shards (uneven run --tables), or fewer rows"
             )
         least = min(fitting, key=lambda shard: ((loads[shard] + cost(part)) / weights[shard], -room[shard], shard))
         bins[least].append(part)

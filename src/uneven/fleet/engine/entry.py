@@ -66,7 +66,7 @@ class _LogLines:
 
 
 def page(moment: RunSnapshot, metric: str) -> Group:
-    """Return the table of members with what they do now, the fill of the buffer and the members that hold others up."""
+    """Return the table of members with their current work, the fill of the buffer and the members that delay others."""
     state = moment.state
     held = {member_of(reader) for reader in moment.ledger.holding()}
     table = Table(box=None, pad_edge=False)
@@ -114,7 +114,7 @@ def train(
     """Train every member, several at a time, on shared data.
 
     It may be stopped at any moment, by Ctrl-C or by ``kill -9``; the same call continues at the end of the last pass
-    over the data and trains no member twice. A member that fails does not hold up the others. No member is trained
+    over the data and trains no member twice. A member that fails does not delay the others. No member is trained
     further with changed code.
 
     Args:

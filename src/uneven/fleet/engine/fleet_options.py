@@ -61,9 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.buffer < 2 * self.chunk:
-            raise ConfigError(f"buffer={self.buffer}, chunk={self.chunk}: the buffer holds at least two chunks of one")
+            raise ConfigError(f"buffer={self.buffer}, chunk={self.chunk}: give at least two chunks of at least 1")
         if self.preprocessors is not None and self.preprocessors < 1:
-            raise ConfigError(f"preprocessors={self.preprocessors}: at least one has to make the samples")
+            raise ConfigError(f"preprocessors={self.preprocessors}: give at least one")
         if self.nonfinite not in ("raise", "warn"):
             raise ConfigError(f'nonfinite={self.nonfinite!r}: give "raise" or "warn"')
         checked(self.timeout_s)

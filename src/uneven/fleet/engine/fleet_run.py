@@ -62,7 +62,9 @@ def run(
     asked = asked_for(ensemble, options)
     with closing(place_for(engine, devices, _IMPORTED)) as place, locked(directory):
         if options.together and not place.shares_devices:
-            raise ConfigError(f"together=True: a device of engine={engine!r} trains one member at a time: leave it out")
+            raise ConfigError(
+                f"together=True: engine={engine!r} trains one member at a time on a device: leave together out"
+            )
         place.enter(directory)
         state, code = load(directory, asked), code_in(ensemble)
         untrained = {f"member {name}" for name, member in state.members.items() if not member.epochs}
@@ -117,8 +119,8 @@ def _pickled(ensemble: Ensemble) -> dict[str, bytes]:
             found[name] = pickle.dumps(factory)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"member {name!r}: its factory cannot be sent to another process ({error}): make it a function at the "
-                f"top level of a module, or a functools.partial of one"
+                f"member {name!r}: its factory cannot be sent to another process ({error}): use a function at the "
+                "top level of a module, or a functools.partial of one"
             ) from error
     return found
 
@@ -280,7 +282,9 @@ class _Run:
         gone = self._place.gone()
         self._free = [device for device in self._free if device not in gone]
         if len(gone) == len(self._place.devices):
-            raise TrainingError("every machine with a device was lost: start again when there are some")
+            raise TrainingError(
+                "every machine with a device was lost: start again on the same directory when machines are back"
+            )
         return len(self._place.devices) - len(gone)
 
     def _waiting(self) -> list[str]:

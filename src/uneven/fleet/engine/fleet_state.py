@@ -104,20 +104,20 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
-        raise CheckpointError(f"{path} was written by another version: name another directory")
+        raise CheckpointError(f"{path} was written by another version of uneven: name another directory")
     try:
         state = read(RunState, saved)
         different = [key for key in asked if state.asked.get(key) != asked[key]]
         if different:
             key = different[0]
             raise CheckpointError(
-                f"{directory} holds a run with {key} = {state.asked.get(key)}, this one has {asked[key]}: go on with "
-                f"what the run was begun with, or name another directory"
+                f"{directory} holds a run with {key} = {state.asked.get(key)}, but {asked[key]} was given: give "
+                "the value of the first call, or name another directory"
             )
         _consistent(state)
     except (Misfit, ConfigError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}; put back a copy of it, or name another directory to begin anew"
+            f"{path} is damaged: {error}; restore a copy of it, or name another directory to start again"
         ) from error
     state.asked = asked
     return state
@@ -176,7 +176,5 @@ def locked(directory: Path) -> Iterator[None]:
             # The kernel releases a flock when the process ends, even by SIGKILL, so no stale lock remains.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"another run goes on in {directory}: wait for its end, or name another directory"
-            ) from None
+            raise ConfigError(f"another run uses {directory}: wait until it ends, or name another directory") from None
         yield

@@ -48,8 +48,8 @@ class Meetings:
             listening = socket.create_server((self._address, 0))  # a socket of torch's would listen on all interfaces
         except OSError as error:
             raise ConfigError(
-                f"members on several devices need a port on {self._address}, which cannot be had ({error.strerror}): "
-                f"give every member one device"
+                f"members on several devices need a port on {self._address}, and none could be opened "
+                f"({error.strerror}): give every member one device"
             ) from error
         self._port = listening.getsockname()[1]
         self._store = TCPStore(

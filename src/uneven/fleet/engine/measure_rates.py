@@ -116,5 +116,7 @@ def take_given(state: RunState, given: Mapping[str, Sequence[float]]) -> None:
     """Store the rates that the user gave. Raises `ConfigError` if a member has none."""
     missing = [name for name in state.members if name not in given]
     if missing:
-        raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")
+        raise ConfigError(
+            f"rates has no entry for member {missing[0]!r}: give one for every member, or leave rates out"
+        )
     state.rates = {name: [float(rate) for rate in given[name]] for name in state.members}

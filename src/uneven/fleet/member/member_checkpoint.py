@@ -42,15 +42,15 @@ def restore(saved: dict[str, Any], name: str, member: Member, rank: int = 0) -> 
         member.optimizer.load_state_dict(saved["optimizer"])
         if (member.scheduler is None) != (saved["scheduler"] is None):
             raise CheckpointError(
-                f"member {name!r}: the scheduler was there before or is there now, but not both: let the factory make "
-                f"what it made when the training began, or name another directory"
+                f"member {name!r}: the checkpoint and the factory disagree on a scheduler: use the factory of the "
+                "first call, or name another directory"
             )
         if member.scheduler is not None:
             member.scheduler.load_state_dict(saved["scheduler"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"member {name!r}: its checkpoint does not fit what its factory makes ({error}): let the factory make what "
-            f"it made when the training began, or name another directory"
+            f"member {name!r}: its checkpoint does not fit the model of its factory ({error}): use the factory of "
+            "the first call, or name another directory"
         ) from error
     # The number of workers may have changed since, so a rank may have no saved state.
     states = [saved["random"], *saved.get("others", ())]

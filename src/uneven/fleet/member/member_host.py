@@ -56,11 +56,10 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
     """Serve one member after the other.
 
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
-    ``("leave",)``. Out: ``("loaded", workers)``, where ranks from that number on have no work, ``("epoch", Epoch)``,
+    ``("leave",)``. Out: ``("loaded", workers)``, ranks from that number on have no work, ``("epoch", Epoch)``,
     ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, and the messages of
-    :class:`Reader` and :class:`Heartbeat`. The last message of a process is ``("failed", text)``, or ``("lost",
-    text)`` if
-    it misses another worker of its member.
+    :class:`Reader` and :class:`Heartbeat`. The last message of a process is ``("failed", text)``, or ``("lost", text)``
+    if it misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
@@ -161,11 +160,11 @@ class Trainee:
             epoch=epochs,
             strict=self._job.nonfinite == "raise",
         )
-        self._pulse.begin("keeping what it learnt in epoch {}", epochs)
+        self._pulse.begin("saving epoch {}", epochs)
         began_s = time.perf_counter()
         done = replace(done, devices=len(self._job.devices))
         self._history.append(asdict(done))
-        # A collective, so it stands before the return of the ranks above 0.
+        # A collective, so it comes before the return of the ranks above 0.
         states = self._workers.gathered(random_state())
         if self._seat.rank:
             return None
@@ -184,11 +183,11 @@ class Trainee:
 
 def _check_last(member: Member, samples: int, batch: int, least: int) -> None:
     if samples < batch and member.drop_last:
-        raise ConfigError(f"drop_last with batch_size={batch} leaves out all {samples} samples: take smaller batches")
+        raise ConfigError(f"drop_last with batch_size={batch} drops all {samples} samples: use smaller batches")
     if 0 < samples % batch < least and not member.drop_last:
         raise ConfigError(
-            f"the last of {samples} samples in batches of {batch} is alone, and batch norm needs {least}: give "
-            f"fleet.Member(…, drop_last=True), or another batch_size"
+            f"batches of {batch} leave one of {samples} samples for the last batch, and batch norm needs {least}: "
+            "give fleet.Member(…, drop_last=True), or another batch_size"
         )
 
 

@@ -125,8 +125,8 @@ def _refuse_nonfinite(total: torch.Tensor, finite: torch.Tensor, epoch: int) -> 
 
 def diverged(what: str) -> TrainingError:
     return TrainingError(
-        f"diverged: {what}; let its factory lower the learning rate or clip gradients, and name another directory; "
-        f'Options(nonfinite="warn") trains on'
+        f"diverged: {what}; let its factory lower the learning rate or clip gradients, and name another "
+        'directory; Options(nonfinite="warn") continues the training'
     )
 
 

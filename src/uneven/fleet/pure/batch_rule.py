@@ -38,7 +38,9 @@ def most_workers(rule: BatchRule, batch: int, devices: int, least: int) -> int:
     Raises `ConfigError` for fewer than one sample, worker or device.
     """
     if min(batch, devices, least) < 1:
-        raise ConfigError(f"a batch of {batch} on {devices} devices, at least {least} on each: none may be below 1")
+        raise ConfigError(
+            f"a batch of {batch} on {devices} devices, at least {least} on each: give values of at least 1"
+        )
     if rule is BatchRule.KEEP:
         return max(1, min(devices, batch // least))
     return devices if batch >= least else 1

@@ -99,9 +99,7 @@ class Plateau:
 
     def __post_init__(self) -> None:
         if self.patience < 1 or not self.least >= 0.0:
-            raise ConfigError(
-                f"plateau(patience={self.patience}, least={self.least}): patience is at least 1, least at least 0"
-            )
+            raise ConfigError(f"plateau(patience={self.patience}, least={self.least}): give at least 1, and at least 0")
 
     def __call__(self, history: History) -> bool:
         return history.since_gain(self.least) >= self.patience

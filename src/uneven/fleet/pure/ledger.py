@@ -8,9 +8,9 @@ newest ones; chunk n is in slot n mod ``slots``::
                 tail               ready               next       tail + slots
                   ▲ the slowest reader                      └ the slot of chunk ``tail`` comes next
 
-A slot is free when every current reader has passed it, so the slowest reader limits the lead of the fastest, and a
-reader that leaves holds no other back. Eviction that follows the slowest reader is FLEET's rule (MLSys 2020, §1);
-removing readers is ours, as the paper does not describe it.
+A slot is free when every current reader has passed it, so the slowest reader limits the lead of the fastest. A reader
+that leaves does not delay others. Eviction that follows the slowest reader is FLEET's rule (MLSys 2020, §1); removing
+readers is ours, as the paper does not describe it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.slots < 1:
-            raise ConfigError(f"a ring of {self.slots} slots holds nothing: give it at least 1")
+            raise ConfigError(f"a ring of {self.slots} slots: give at least 1")
         if self.floor:  # continues an earlier run
             self.tail = self.ready = self.next = self.end = self.floor
 
@@ -55,14 +55,13 @@ class Ledger:
         self._settle()
 
     def read(self, reader: str, upto: int) -> None:
-        """Record that a reader needs nothing below chunk ``upto`` any more.
+        """Record that a reader no longer needs chunks below ``upto``.
 
         Raises `ConfigError` if it goes back, or beyond what has been made.
         """
         if not self.readers[reader] <= upto <= self.ready:
             raise ConfigError(
-                f"{reader!r} says that it has read up to chunk {upto}, but it was at {self.readers[reader]} and "
-                f"{self.ready} are ready"
+                f"{reader!r} has read up to chunk {upto}, after {self.readers[reader]}, but {self.ready} are ready"
             )
         self.readers[reader] = upto
         self._settle()
@@ -150,7 +149,7 @@ class Ledger:
             self.next = max(self.next, self.floor)
             self.ready = self.floor
             self._go_on()
-        # A maker may still write into a slot whose chunk no reader needs any more.
+        # A maker may still write into a slot whose chunk no reader needs now.
         still = [*self.readers.values(), *self._making.values(), self.floor]
         self.tail = max(self.tail, min(still))
         if self._missing:

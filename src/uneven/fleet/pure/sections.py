@@ -51,8 +51,8 @@ class Stream:
     def __post_init__(self) -> None:
         if self.train < 1 or self.validate < 0 or self.chunk < 1:
             raise ConfigError(
-                f"a stream of {self.train} training and {self.validate} validation samples in chunks of {self.chunk}: "
-                f"it needs at least one sample to train on, and at least one in a chunk"
+                f"a stream of {self.train} training and {self.validate} validation samples in chunks of "
+                f"{self.chunk}: give at least one training sample, and at least one sample per chunk"
             )
 
     @property
@@ -100,7 +100,7 @@ class Batch:
 def batches(section: Section, size: int, chunk: int) -> list[Batch]:
     """Divide a section into batches of ``size`` samples; the last may be smaller. Raises `ConfigError` for size 0."""
     if size < 1:
-        raise ConfigError(f"a batch of {size} samples cannot be: give it at least one")
+        raise ConfigError(f"a batch of {size} samples: give at least one")
     found = []
     for start in range(0, section.samples, size):
         stop = min(start + size, section.samples)

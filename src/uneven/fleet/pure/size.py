@@ -19,7 +19,7 @@ def preprocessors_needed(need_per_s: float, each_per_s: float, *, most: int, hea
     one.
     """
     if most < 1:
-        raise ConfigError(f"at most {most} preprocessors: at least one must be allowed")
+        raise ConfigError(f"at most {most} preprocessors: give at least one")
     if not math.isfinite(need_per_s):
         return most
     if not each_per_s > 0.0:

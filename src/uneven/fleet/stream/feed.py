@@ -26,8 +26,8 @@ _SMOOTH = 0.1  # weight of the newest chunk in a preprocessor's speed
 
 
 _UNSTARTED = (
-    "the process that was to prepare the first sample ended ({}), and what it said stands above: data set and "
-    'transform must be importable there, and a script must train only under if __name__ == "__main__":'
+    "the process for the first sample ended ({}), see its output above: let it import data set and transform, and "
+    'train only under if __name__ == "__main__":'
 )
 
 

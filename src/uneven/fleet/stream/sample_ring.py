@@ -53,14 +53,13 @@ def _array(field: Any, number: int, what: str) -> npt.NDArray[Any]:
         try:
             return field.detach().numpy()
         except TypeError as error:
-            raise DataError(f"{what}: field {number} is a tensor that NumPy does not hold ({error})") from error
+            raise DataError(f"{what}: field {number} is a tensor that NumPy cannot represent ({error})") from error
     if isinstance(field, np.ndarray | np.generic | bool | int | float):
         array = np.asarray(field)
         if array.dtype.kind in "biuf":
             return array
     raise DataError(
-        f"{what}: field {number} is a {type(field).__name__}: a sample is a tensor, an array or a number, or a tuple "
-        f"of them; let the transform make one of it"
+        f"{what}: field {number} is a {type(field).__name__}: let the transform return tensors, arrays or numbers"
     )
 
 
@@ -80,7 +79,7 @@ def check(arrays: list[npt.NDArray[Any]], layout: Layout, what: str) -> None:
     found = ", ".join(f"{array.dtype.name} {array.shape}" for array in arrays)
     raise DataError(
         f"{what} has the fields {found}, but the training set's first sample has {', '.join(map(str, layout))}: "
-        f"all members read the same batches, so let the transform give every sample the same types and shapes"
+        "let the transform give every sample the same types and shapes"
     )
 
 
@@ -196,8 +195,8 @@ def _allocate(nbytes: int) -> int:
     free = psutil.virtual_memory().available
     if nbytes > free:
         raise ConfigError(
-            f"the shared buffer needs {nbytes / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free: give train(…, "
-            f"buffer=…) fewer samples"
+            f"the shared buffer needs {nbytes / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free: give train(…, "
+            "buffer=…) fewer samples"
         )
     try:
         # Memory without a name in any file system: the kernel frees it with the last process that maps it, however it
@@ -213,7 +212,7 @@ def _allocate(nbytes: int) -> int:
             os.ftruncate(memory, nbytes)
     except OSError as error:
         raise ConfigError(
-            f"the shared buffer needs {nbytes / 1e6:,.0f} MB, which cannot be had ({error.strerror}): give "
-            f"train(…, buffer=…) fewer samples"
+            f"the shared buffer needs {nbytes / 1e6:,.0f} MB, which could not be allocated ({error.strerror}): "
+            "give train(…, buffer=…) fewer samples"
         ) from error
     return memory

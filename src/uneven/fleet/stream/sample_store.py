@@ -174,7 +174,7 @@ def store_in(place: Place, layout: Layout, *, slots: int, chunk: int) -> Store:
     needs, room = slots * chunk * sum(field.nbytes for field in layout), place.room_bytes
     if needs > room:
         raise ConfigError(
-            f"the shared buffer needs {needs / 1e6:,.0f} MB, a machine's object store has {room / 1e6:,.0f} MB: "
-            f"give Options(buffer=…) fewer samples, or Ray more object_store_memory"
+            f"the shared buffer needs {needs / 1e6:,.0f} MB, but a machine's object store has {room / 1e6:,.0f} "
+            "MB: give Options(buffer=…) fewer samples, or Ray more object_store_memory"
         )
     return KeptChunks(ChunksHandle(layout, slots, chunk))

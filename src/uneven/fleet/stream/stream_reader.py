@@ -17,7 +17,7 @@ class Reader:
     """A member's access to the stream: waits for chunks, yields batches and releases chunks.
 
     Messages out: ``("want", chunk, ready)`` if every chunk below the first is needed and those below the second are
-    known; the answer is ``("ready", chunk, references)``. ``("read", chunk)`` if nothing below it is needed any more.
+    known; the answer is ``("ready", chunk, references)``. ``("read", chunk)`` if no reader needs chunks below it.
     """
 
     def __init__(self, connection: ProcessLine, ring: Ring) -> None:
@@ -65,7 +65,7 @@ class Reader:
         self.waited_s += time.perf_counter() - began_s
 
     def free(self, chunk: int) -> None:
-        """Report that nothing below this chunk is needed any more."""
+        """Report that chunks below this one are no longer needed."""
         if chunk > self._freed:
             self._freed = chunk
             self._ring.free(chunk)

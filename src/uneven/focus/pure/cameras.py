@@ -37,7 +37,7 @@ def place(cost: Mapping[str, float], speed: Mapping[str, float], stay: Mapping[s
         ConfigError: there is no machine, or a cost or speed is not a positive number.
     """
     if not speed:
-        raise ConfigError("no machine is left to take in the streams")
+        raise ConfigError("no machine is left for the streams: add machines")
     _check("speed of machine", speed)
     _check("cost of stream", cost)
     machine = {stream: at for stream, at in (stay or {}).items() if stream in cost and at in speed}

@@ -24,7 +24,7 @@ class Grown:
     """The clusters of a batch of n objects."""
 
     cluster: npt.NDArray[np.int64]  # of each object, (n,) int64
-    began: npt.NDArray[np.bool_]  # whether the object is the first of its cluster and thus its centroid, (n,) bool
+    began: npt.NDArray[np.bool_]  # whether the object is the first of its cluster and so its centroid, (n,) bool
     sealed: tuple[int, ...]  # clusters sealed by this batch, in order
 
 
@@ -35,6 +35,7 @@ class Clusters:
         threshold: T, the maximum Euclidean distance of a member to its centroid.
         dim: length of a feature.
         most: C, the maximum number of active clusters.
+        first: the number of the first cluster.
         spare_newcomer: False follows the paper literally, so a new cluster may be sealed immediately.
 
     Raises:
@@ -45,7 +46,9 @@ class Clusters:
         self, threshold: float, dim: int, most: int = MOST_ACTIVE, first: int = 0, spare_newcomer: bool = True
     ) -> None:
         if not threshold >= 0 or most < 1:
-            raise ConfigError(f"threshold={threshold}, most={most}: give a distance, and at least one active cluster")
+            raise ConfigError(
+                f"threshold={threshold}, most={most}: give a distance above 0, and at least one active cluster"
+            )
         self.threshold = threshold
         self.most = most
         self.next = first

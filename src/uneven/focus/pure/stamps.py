@@ -30,14 +30,14 @@ def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[
     if isinstance(between[1], str) and isinstance(between[0], str) and high <= low:
         high += 86400.0  # the interval includes midnight
     if not low < high:
-        raise ConfigError(f"between {between[0]} and {between[1]}: the end is not after the beginning")
+        raise ConfigError(f"between {between[0]} and {between[1]}: give an end that is after the beginning")
     return low, high
 
 
 def _clock(text: str) -> float:
     found = _CLOCK.fullmatch(text.strip())
     if found is None or int(found[1]) > 24 or int(found[2]) > 59:
-        raise ConfigError(f"{text!r} is no time: give HH:MM, HH:MM:SS, or a number of seconds since the stream began")
+        raise ConfigError(f"{text!r} is not a time: give HH:MM, HH:MM:SS, or seconds since the beginning of the stream")
     return int(found[1]) * 3600.0 + int(found[2]) * 60.0 + float(found[3] or 0)
 
 

@@ -43,9 +43,9 @@ EVEN = 0.5  # minimum confidence for spread verdicts: they are ours, and the pap
 class Policy(enum.Enum):
     """The choice among the settings that no other beats in both costs."""
 
-    BALANCE = "balance"
-    OPT_INGEST = "opt-ingest"
-    OPT_QUERY = "opt-query"
+    BALANCE = "balance"  #: the least sum of both costs
+    OPT_INGEST = "opt-ingest"  #: the least work at ingest
+    OPT_QUERY = "opt-query"  #: the fewest centroids to check
 
 
 @dataclass(frozen=True, slots=True)

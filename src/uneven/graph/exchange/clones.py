@@ -46,13 +46,13 @@ class ExchangeChoice:
         if chosen not in ("exact", "identity") or (kind == "exact") > (chosen == "exact"):
             raise ConfigError(f"backward={backward!r} with exchange={name!r}: exact, or identity for DistGNN's")
         if chosen == "exact" and kind in ("cd-r", "0c"):
-            raise ConfigError(f"backward='exact' with exchange={name!r}: what is late or missing has no exact gradient")
-        if delays and (kind != "cd-r" or min(delays.values()) < 1):
             raise ConfigError(
-                f"delays={dict(delays)}: give r of 1 or more for pairs of ranks, with exchange='cd-r:r=5'"
+                f"backward='exact' with exchange={name!r}: late or missing rows have no exact gradient; use 'identity'"
             )
+        if delays and (kind != "cd-r" or min(delays.values()) < 1):
+            raise ConfigError(f"delays={dict(delays)}: give r >= 1 for pairs of ranks, with exchange='cd-r:r=5'")
         if faithful and kind != "cd-r":
-            raise ConfigError(f"faithful=True with exchange={name!r}: it is how cd-r deals into bins; give cd-r:r=5")
+            raise ConfigError(f"faithful=True with exchange={name!r}: it applies to cd-r only; give cd-r:r=5")
         return cls(name, chosen, r, delays, faithful)
 
     @property
@@ -82,13 +82,13 @@ class CloneExchange:
         self._turn = 0
 
     def _deal(self) -> tuple[Dealt, Dealt]:
-        """Return, by bin, copies here of others' roots, and roots here of which others have copies."""
+        """Return, by bin, copies here of others' roots, and roots here with copies elsewhere."""
         part = self.carrier.part
         own = [torch.arange(one.start, one.stop) for one in part.every.copies]
         theirs = part.every.rooted
         if self.how.faithful:
             split = torch.from_numpy(part.copies > 1)
-            # As released, each worker cuts the list of its own copies; a total may then miss copies of another bin.
+            # As released, each worker cuts the list of its copies; a total may then miss copies of another bin.
             place, count = split.cumsum(0) - 1, int(split.sum())
             mine = [place[rows] // max(1, -(-count // r)) for rows, r in zip(own, self.bins, strict=True)]
             told = [torch.empty(len(rows), dtype=torch.int64) for rows in theirs]

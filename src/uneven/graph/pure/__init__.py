@@ -1,1 +1,1 @@
-"""Cuts of graphs, and what they cost."""
+"""Cuts of graphs, and their costs."""

@@ -71,7 +71,7 @@ def capped(shares: Sequence[float], most: Sequence[float]) -> tuple[float, ...]:
     """Limit shares, which sum to 1, to ``most``, and give the excess to the others; raise ConfigError without room."""
     if math.fsum(most) < 1.0:
         raise ConfigError(
-            f"memory: the machines hold {math.fsum(most):.0%} of what the graph needs: give more, or larger ones"
+            f"memory: the machines have {math.fsum(most):.0%} of the memory that the graph needs: add machines"
         )
     found, left = list(shares), 1.0
     order = sorted(range(len(shares)), key=lambda p: most[p] / shares[p])  # in the order in which machines fill up

@@ -56,9 +56,7 @@ def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0)
     :class:`ConfigError` for more workers than parts.
     """
     if not speeds or len(speeds) > len(costs):
-        raise ConfigError(
-            f"{len(speeds)} workers and {len(costs)} parts: a part cannot be split; partition again with more parts"
-        )
+        raise ConfigError(f"{len(speeds)} workers, but {len(costs)} parts: partition again with more parts")
     if not all(0.0 < one < float("inf") for one in speeds):
         raise ConfigError(f"speeds = {tuple(speeds)}: each must be a number above 0")
     low, high = 0.0, 2.0 * (fixed + sum(costs)) / min(speeds)

@@ -16,13 +16,13 @@ Members = tuple[int, ...]
 class MemberChange:
     """A change of a run's membership."""
 
-    at_s: float  # Unix time of the first record of it
-    border: int  # the first iteration that is divided among the members
-    members: Members  # workers that take part from then on
-    came: Members  # since the previous change
-    left: Members
-    pause_s: float  # the longest pause of a member
-    why: str  # the reason in words
+    at_s: float  #: Unix time of its first record
+    border: int  #: the first iteration that is divided among the members
+    members: Members  #: workers that take part from then on
+    came: Members  #: workers that joined since the previous change
+    left: Members  #: workers that left since the previous change
+    pause_s: float  #: the longest pause of a member
+    why: str  #: the reason in words
 
 
 class MemberChanges:
@@ -33,7 +33,7 @@ class MemberChanges:
         self._gone: set[int] = set()
 
     def add(self, record: MembershipRecord, *, apart: bool = False) -> bool:
-        """Add a record; return True if it is the first of its change."""
+        """Add a ``record``; return True if it is the first of its change. ``apart``: workers are asynchronous."""
         border = 0 if apart else record.border  # asynchronous workers each report their own step as the border
         key = (record.generation, border, record.members, record.came, record.left)
         known = self._found.get(key)
@@ -74,7 +74,7 @@ class MemberChanges:
         return next((one.members for one in reversed(self.all) if one.border <= iteration), None)
 
     def members_at(self, at_s: float) -> Members | None:
-        """Return the members at a Unix time; None if the membership never changed."""
+        """Return the members at the Unix time ``at_s``; None if the membership never changed."""
         return next((one.members for one in reversed(self.all) if one.at_s <= at_s), self.founders())
 
     def founders(self) -> Members | None:

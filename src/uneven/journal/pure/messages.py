@@ -20,12 +20,12 @@ _PLAN = re.compile(r"iterations=(\d{1,15})(?!\d)", re.ASCII)  # a longer number 
 
 
 def plan_message(iterations: int) -> str:
-    """Return the message of a :data:`PLAN` event."""
+    """Return the message of a :data:`PLAN` event of ``iterations`` iterations."""
     return f"iterations={iterations}"
 
 
 def planned_iterations(record: EventRecord) -> int | None:
-    """Return the iterations of the whole run if this is a valid plan, None otherwise."""
+    """Return the iterations of the whole run if ``record`` is a valid plan, None otherwise."""
     found = _PLAN.search(record.message) if record.event == PLAN else None
     return int(found[1]) if found else None
 

@@ -59,17 +59,17 @@ PHASES = ("data", "compute", "wait", "communicate")  # of a step; they do not ov
 class Timing:
     """The division of the time of a worker's step. Data, compute, wait and communicate do not overlap."""
 
-    rank: int
-    batch: int
-    data_s: float
-    compute_s: float
-    wait_s: float
-    communicate_s: float
-    control_s: float  # part of data and compute
-    transfer_s: float = 0.0
-    passes: int = 1
-    steps: int = 1  # number of steps summed here; several only for asynchronous workers
-    newest: int = -1  # the number of the last of them; -1 if it is the iteration's
+    rank: int  #: the worker
+    batch: int  #: its samples
+    data_s: float  #: waiting for the loader
+    compute_s: float  #: forward and backward passes, and the optimizer
+    wait_s: float  #: waiting for other workers
+    communicate_s: float  #: the exchange, without the wait
+    control_s: float  #: measuring and deciding; part of data and compute
+    transfer_s: float = 0.0  #: part of the exchange in which its own bytes moved
+    passes: int = 1  #: forward and backward passes
+    steps: int = 1  #: number of steps summed here; several only for asynchronous workers
+    newest: int = -1  #: the number of the last of them; -1 if it is the iteration's
 
     @property
     def local_s(self) -> float:
@@ -78,6 +78,7 @@ class Timing:
 
     @property
     def total_s(self) -> float:
+        """The seconds of the whole step."""
         return self.local_s + self.wait_s + self.communicate_s
 
     @property
@@ -90,16 +91,16 @@ class Timing:
 class Iteration:
     """A step of all workers or, for asynchronous workers, a piece."""
 
-    iteration: int  # its number; for a piece, the number of full global batches before it
-    epoch: int
-    global_batch: int  # samples of all workers; a piece may have some more, and the last one fewer
-    ended_at_s: float  # Unix time at which the last worker finished
-    duration_s: float  # since the end of the previous iteration; NaN for the first after a start, unless a piece
-    timings: dict[int, Timing]  # by rank, ascending
-    # By rank: the worker's newest prediction, or the one behind the current split; may be empty.
+    iteration: int  #: its number; for a piece, the number of full global batches before it
+    epoch: int  #: the number of the epoch, from 0
+    global_batch: int  #: samples of all workers; a piece may have some more, and the last one fewer
+    ended_at_s: float  #: Unix time at which the last worker finished
+    duration_s: float  #: since the end of the previous iteration; NaN for the first after a start, unless a piece
+    timings: dict[int, Timing]  #: by rank, ascending
+    #: samples/s by rank: the newest prediction, or the one behind the current split; may be empty
     predicted_per_s: tuple[float, ...] = ()
-    members: tuple[int, ...] = ()  # workers that share it, in elastic runs; otherwise empty
-    apart: int = 0  # samples of a whole global batch if this is a piece; 0 for a step of all workers
+    members: tuple[int, ...] = ()  #: workers that share it, in elastic runs; otherwise empty
+    apart: int = 0  #: samples of a whole global batch if this is a piece; 0 for a step of all workers
 
     @property
     def whole_s(self) -> float:
@@ -279,7 +280,7 @@ class Join:
 
 
 def iterations(records: Iterable[Record]) -> list[Iteration]:
-    """Return all finished iterations of a run, in order."""
+    """Return all finished iterations of a run, in order, from its ``records``."""
     join = Join()
     for record in records:
         join.add(record)

@@ -21,17 +21,17 @@ from uneven.journal.pure.metrics import NAN, PHASES, Iteration, Timing, ratio
 class WorkerSummary:
     """The summary of one worker. Shares are of the time of its steps, 0 … 1; control is part of data and compute."""
 
-    rank: int
-    samples: int
-    steps: int
-    step_s: float  # mean duration of a step
-    speed_per_s: float
-    data_share: float
-    compute_share: float
-    wait_share: float
-    communicate_share: float
-    control_share: float
-    prediction_error: float  # median of |predicted ÷ measured speed − 1|; NaN without predictions
+    rank: int  #: the worker
+    samples: int  #: trained samples
+    steps: int  #: finished steps
+    step_s: float  #: mean duration of a step
+    speed_per_s: float  #: samples per second without waits
+    data_share: float  #: waiting for the loader
+    compute_share: float  #: forward and backward passes, and the optimizer
+    wait_share: float  #: waiting for other workers
+    communicate_share: float  #: the exchange, without the wait
+    control_share: float  #: measuring and deciding
+    prediction_error: float  #: median relative error of predicted speeds; NaN without predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +44,23 @@ class Summary:
         mean_s, mean_per_s: the same as means over all of the time.
     """
 
-    workers: tuple[WorkerSummary, ...]
-    iterations: int
-    samples: int
+    workers: tuple[WorkerSummary, ...]  #: by rank
+    iterations: int  #: number of iterations, or of whole global batches
+    samples: int  #: samples of all workers
     iteration_s: float
     iteration_low_s: float
     iteration_high_s: float
-    samples_per_s: float  # median of global batch ÷ duration; for asynchronous workers all samples ÷ all time
+    samples_per_s: float  #: median of global batch ÷ duration; for asynchronous workers all samples ÷ all time
     mean_s: float
     mean_per_s: float
-    data_share: float
-    compute_share: float
-    wait_share: float  # share of all workers' time spent waiting; other shares accordingly
-    communicate_share: float
-    control_share: float
-    limit_s: float  # X / Σ_i v_i for the median X; in elastic runs the mean over iterations for their members
-    fraction_of_limit: float  # ``limit_s / iteration_s``; 1 is perfect
-    apart: bool = False  # workers are asynchronous
+    data_share: float  #: share of all workers' time, 0 … 1, as in :class:`WorkerSummary`
+    compute_share: float  #: as above
+    wait_share: float  #: as above
+    communicate_share: float  #: as above
+    control_share: float  #: as above
+    limit_s: float  #: X / Σ_i v_i for the median X; in elastic runs the mean over iterations for their members
+    fraction_of_limit: float  #: ``limit_s / iteration_s``; 1 is perfect
+    apart: bool = False  #: workers are asynchronous
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Totals:
 
 
 def summarize(over: Iterable[Iteration]) -> Summary:
-    """Return the summary of some iterations, for instance ``summarize(iterations(journal.records())[20:])``."""
+    """Return the summary of the iterations ``over``."""
     totals = Totals()
     for iteration in over:
         totals.add(iteration)

@@ -88,7 +88,7 @@ def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
     flat = b < _LEAST_SLOPE
     b = np.where(flat, _LEAST_SLOPE, b)
     a = np.where(flat, np.maximum((t - b * x) / np.maximum(w, least), 0.0), a)
-    # The expanded square can come out slightly negative by rounding; hence the maximum below.
+    # The expanded square can come out slightly negative by rounding, so take the maximum.
     error = tt - 2.0 * (a * t + b * xt) + a * a * w + 2.0 * a * b * x + b * b * xx
     return a, b, np.maximum(error, 0.0)
 

@@ -184,7 +184,7 @@ class Window:
         if len(saved["counts"]) != workers or any(len(row) != workers for row in saved["rows"]):
             raise Misfit(saved["rows"], f"rows of {workers}, as many as iterations and counts", "rows")
         if any(saved["counts"]) and not saved["rows"]:
-            raise Misfit(saved["rows"], "the reports that counts tells of", "rows")
+            raise Misfit(saved["rows"], "the reports that counts gives", "rows")
         self._rows = [np.array([np.nan if t is None else t for t in row], np.float64) for row in saved["rows"]]
         self._iterations = np.array(saved["iterations"], np.float64)
         self._counts = np.array(saved["counts"], np.float64)

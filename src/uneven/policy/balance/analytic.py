@@ -112,8 +112,8 @@ class Analytic(Balancer):
     ) -> None:
         if not (window >= 1 and 0.0 <= rest < 1.0 and restart > 0.0):
             raise ConfigError(
-                f"analytic: window = {window!r} must be at least 1, rest = {rest!r} at least 0 and below 1, restart = "
-                f"{restart!r} above 0"
+                f"analytic: window = {window!r} must be at least 1, rest = {rest!r} at least 0 and below 1, and "
+                f"restart = {restart!r} above 0"
             )
         self._window = window
         self._rest = rest

@@ -42,7 +42,7 @@ class Balancer(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "amends" in vars(cls):
-            raise ConfigError(f"{cls.__name__}.amends has another name: call it partial_updates")
+            raise ConfigError(f"{cls.__name__}.amends is not used: rename it to partial_updates")
 
     @abstractmethod
     def split(self, view: BalanceView) -> Split:
@@ -52,22 +52,22 @@ class Balancer(ABC):
         """
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:  # noqa: B027 - most do without
-        """Receive each rank's measurements from before the first iteration; earlier decisions do not count.
+        """Use ``profiles``, each rank's measurements from before the first iteration; earlier decisions do not count.
 
         Override it to use whole cost curves or saturation points. Otherwise the next view contains enough: limits that
         include memory, and each worker's speed at an equal share as its prediction.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was learned, as plain JSON-able data."""
+        """Return all that was learned, as plain data for JSON."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to load
-        """Restore what :meth:`state_dict` returned."""
+        """Restore ``state``, a result of :meth:`state_dict`."""
 
 
 def standing(view: BalanceView) -> tuple[int, ...]:
-    """Return the current shares if they still fit batch and limits, otherwise the nearest proportional ones that do."""
+    """Return the shares of ``view`` if they still fit its batch and limits, otherwise the nearest proportional ones."""
     limits = view.limits
     fits = len(view.shares) == len(view.members) and sum(view.shares) == view.global_batch
     if fits and all(map(le, limits.lower, view.shares)) and all(map(le, view.shares, limits.upper)):
@@ -81,7 +81,7 @@ def check_predictor(spec: str) -> str:
     # An object would be shared, but each worker needs its own predictor.
     if not isinstance(spec, str):
         names = ", ".join(predictors.listed())
-        raise ConfigError(f"predictor = {spec!r}: give its name ({names}), each worker gets its own")
+        raise ConfigError(f"predictor = {spec!r}: give a name ({names}); each worker gets its own predictor")
     predictors.resolve(spec)
     return spec
 

@@ -83,9 +83,8 @@ def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int)
     upper = tuple(high if fits is None else max(low, min(high, fits)) for fits, low, high in rows)
     if sum(upper) < total:
         raise ConfigError(
-            f"the workers' memory holds {'/'.join(map(str, upper))} samples, together {sum(upper)}, fewer than the "
-            f"global batch of {total}: use a batch_size of at most {sum(upper)} and accumulate gradients "
-            f"(session.no_sync), or a smaller model"
+            f"the workers' memory fits {'/'.join(map(str, upper))} samples, {sum(upper)} in total, less than the "
+            f"global batch of {total}: use at most {sum(upper)} and accumulate gradients (session.no_sync)"
         )
     return Limits(lower=limits.lower, upper=upper)
 
@@ -104,5 +103,5 @@ def whole_numbers(what: str, values: Sequence[int] | int) -> tuple[int, ...]:
     row = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     for value in row:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{what} = {value!r}: give one whole number of samples per rank, at least 1: 8/16/16/32")
+            raise ConfigError(f"{what} = {value!r}: give one number of samples per rank, at least 1, as in 8/16/16/32")
     return row

@@ -132,7 +132,7 @@ class Numerical(Balancer):
         bounds = device_bounds(view, self._saturation)
         can_give, can_take = bounds.can_give(shares), bounds.can_take(shares, reports.memory)
         slowest_s = float(times_s.max())
-        # The best split is what a reversal at a step of one returns to; one of another batch size does not count.
+        # The best split is the target of a reversal at a step of one; splits of another batch size do not count.
         if self._best is None or slowest_s < self._best[0] or sum(self._best[1]) != view.global_batch:
             self._best = slowest_s, view.shares
         gap = _gap(times_s, can_give, can_take)

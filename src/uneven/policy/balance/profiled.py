@@ -38,7 +38,9 @@ class Profile:
                 f"with a positive time"
             )
         if self.failed is not None and self.failed <= self.sizes[-1]:
-            raise ConfigError(f"a profile cannot fail at {self.failed} samples and hold {self.sizes[-1]}")
+            raise ConfigError(
+                f"a profile that failed at {self.failed} samples also has {self.sizes[-1]}: profile again"
+            )
 
     @property
     def rising_s(self) -> tuple[float, ...]:

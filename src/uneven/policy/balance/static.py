@@ -118,7 +118,7 @@ def _checked_shares(shares: Sequence[float] | float) -> list[float]:
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf:
             raise ConfigError(f"static: share {share!r} must be a number, zero or positive: 0.6/0.4, or 3/2")
     if not any(row):
-        raise ConfigError(f"static: shares = {row} hand out nothing: at least one must be positive")
+        raise ConfigError(f"static: shares = {row} give no samples: at least one must be positive")
     return [float(share) for share in row]
 
 

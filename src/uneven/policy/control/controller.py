@@ -15,7 +15,7 @@ Either way the same reports at the same iterations lead to the same splits.
 
 Reports are due at the end of an iteration. When all have arrived, the next iteration that ends decides: at iteration j,
 for j + 1 + lookahead. A worker whose speed has left its forecast calls for reports with the exchange of its next
-iteration and attaches its own, so all decide by it when that iteration ends, and then report.
+iteration and attaches its own. All decide by it when that iteration ends, and then report.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CallForReports(NamedTuple):
     report: Report | None  # attached, for all to decide by; None if the balancer needs a report of every worker
 
 
-# A split is in force from its ``iteration`` on; position i of its columns belongs to rank i.
+# A split applies from its ``iteration`` on; position i of its columns belongs to rank i.
 Instruction = SplitRecord | Complaint | GiveReport
 
 

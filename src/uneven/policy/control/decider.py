@@ -243,9 +243,8 @@ class Decider:
         if (fingerprints != fingerprints[0]).any():
             odd = [self._members[place] for place in np.flatnonzero(fingerprints != fingerprints[0])]
             raise ConflictError(
-                f"rank {', '.join(map(str, odd))} decided another split than rank {self._members[0]}: a balancer or "
-                f"predictor gave different answers to the same view; it must be deterministic (see "
-                f"uneven.testing.contracts)"
+                f"rank {', '.join(map(str, odd))} decided another split than rank {self._members[0]}: make the "
+                "balancer and the predictor deterministic (see uneven.testing.contracts)"
             )
 
     def successor(
@@ -255,7 +254,7 @@ class Decider:
         global_batch: int | None = None,
         kinds: Mapping[int, str] | None = None,
     ) -> Decider:
-        """Return the decider of other members, with what was learned of those that stay.
+        """Return the decider of other members, with the state of those that stay.
 
         A newcomer gets the mean share of its kind of machine (``kinds``: rank → kind, as far as known), otherwise of
         all, and counts as unknown until it has reported. A ``global_batch`` of None is unchanged.
@@ -311,7 +310,7 @@ class Decider:
         trial.partial_update(0, {})
         shares = trial.newest
         if len(shares) != len(self._members) or sum(shares) != self._global_batch or min(shares) < 0:
-            raise ValueError(f"the balancer makes {shares} of it, which is no split of {self._global_batch}")
+            raise ValueError(f"the balancer returned {shares}, which is not a split of {self._global_batch}")
         return True
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A worker's forecast of its own speed."""
+"""A worker's forecast of its speed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Verdict:
 
     observed: Seen  # what is believed; None before a member's first good report
     fresh: npt.NDArray[np.bool_]  # whether that is new
-    speeds_per_s: Column  # of what is believed; 0 without
+    speeds_per_s: Column  # of the accepted reports; 0 without
     complaints: tuple[Complaint, ...]  # one for each rejected report
 
 
@@ -72,7 +72,7 @@ class Referee:
             return Verdict(Seen(table.rows, speeds > 0), table.differs(last), speeds, ())
         faulty, known = ~table.sound(), past > 0
         # The others count with their last good reports, so that one absurd report does not discredit the rest. Between
-        # two workers without a past it is undecidable which one is absurd; then neither is believed.
+        # two workers without a past either may be wrong; then both reports are rejected.
         standing = np.where(known, past, np.where(faulty, 0.0, speeds))
         low, high = _middles(standing)
         strange = ~faulty & (speeds > 0) & ~np.isnan(low)
@@ -147,7 +147,7 @@ def _middles(standing: Column) -> tuple[Column, Column]:
 
 
 def _strangeness(speed: float, middle: float) -> str:
-    return f"{speed:.3g} samples/s where the others' median is {middle:.3g}"
+    return f"{speed:.3g} samples/s, but the others' median is {middle:.3g}"
 
 
 def _substitute(seen: Seen, place: int) -> str:

@@ -68,8 +68,8 @@ class ReportTable:
             if not (iterations > 0).all():
                 return None
         # The worker that arrives last waits for no other. If even it waits, beyond the longest own side of an exchange,
-        # all share a link, as in a ring, and during that wait own work costs no time. Reports are means, in which
-        # workers may take turns at being last; so only a wait of a quarter of the longest local time counts.
+        # all share a link, as in a ring. Own work during that wait costs no time. Reports are means, in which workers
+        # may take turns at being last; so only a wait of a quarter of the longest local time counts.
         waited, own, local = (self.column(name) / iterations for name in ("exchange_s", "transfer_s", "local_s"))
         found = float(waited.min() - own.max())
         return found if found >= _LEAST_WAIT * float(local.max()) else 0.0

@@ -42,23 +42,23 @@ __all__ = [
 class Split:
     """The number of samples of each worker, in the order of the view's ``members``, and the reason."""
 
-    shares: tuple[int, ...]
-    reason: str = ""
+    shares: tuple[int, ...]  #: samples of each worker
+    reason: str = ""  #: for the journal and the report
 
 
 class Via(Enum):
     """The topology of an exchange."""
 
-    GROUP = "group"  # all members with each other, at the same time
-    SERVER = "server"  # each member separately with the parameter server; servers of several parties with each other
+    GROUP = "group"  #: all members with each other, at the same time
+    SERVER = "server"  #: each member separately with the parameter server; servers of several parties with each other
 
 
 class Moment(Enum):
     """The time at which data moves; it decides which workers wait."""
 
-    BACKWARD = "backward"  # piece by piece during the backward pass; the step waits for the end
-    STEP = "step"  # after the optimizer's step; the result is read when the next step starts
-    BACKGROUND = "background"  # in the background; no worker waits, at most one is in flight, local progress is kept
+    BACKWARD = "backward"  #: piece by piece during the backward pass; the step waits for the end
+    STEP = "step"  #: after the optimizer's step; the result is read when the next step starts
+    BACKGROUND = "background"  #: in the background; no worker waits, at most one is in flight, local progress is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class Quorum:
     A member whose round is closed catches up like a newcomer: it takes state and clock of the newest round.
 
     Attributes:
+        count: members that are enough.
         grace: time that a quorum still waits for the others, as a part of the time that its first member has waited.
     """
 
@@ -118,7 +119,9 @@ class Exchange:
     the others. A background exchange does not start (or count) while its predecessor is in flight.
 
     Attributes:
+        payload, moment, via: kind, time and topology.
         members: ranks that take part, including this one.
+        merge: the rule that combines their contributions.
         quorum: the members that are enough; None waits for all.
         select: the entries that travel; the others stay and accumulate. None sends all entries.
         parties: ranks that hold one replica together and contribute once. The first of each sends, and passes on the
@@ -128,9 +131,12 @@ class Exchange:
         far: for selected entries that travel between parties.
         piece: (number of the piece, number of pieces): only this piece of the parameters is exchanged; pieces have
             nearly equal lengths. None exchanges all parameters.
-        delay: for a piece, or for selected entries of deltas: steps that all members take while the exchange is in
+        delay: for a piece, or for selected entries of movements: steps that all members take while the exchange is in
             flight. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
             that was contributed. 0 waits immediately.
+
+    Raises:
+        ConfigError: payload, moment, piece, delay, quorum or parties do not fit each other.
     """
 
     payload: Payload
@@ -149,18 +155,17 @@ class Exchange:
     def __post_init__(self) -> None:
         if (self.payload is Payload.GRADIENT) != (self.moment is Moment.BACKWARD):
             raise ConfigError(
-                f"an exchange of {self.payload.value} cannot take place at the moment {self.moment.value!r}: "
-                f"gradients belong to 'backward', before the optimizer; parameters and deltas come after it"
+                f"an exchange of {self.payload.value} does not fit the moment {self.moment.value!r}: exchange "
+                "gradients in 'backward', parameters and movements after the optimizer"
             )
         if self.piece is not None and not (self.payload is Payload.PARAMETERS and 0 <= self.piece[0] < self.piece[1]):
-            raise ConfigError(f"piece {self.piece} of {self.payload.value}: only parameters are cut, from piece 0 on")
+            raise ConfigError(f"piece {self.piece} of {self.payload.value}: give pieces of parameters only, from 0")
         if self.delay and not (
             self.delay > 0 and (self.piece or self.select) and self.moment is Moment.STEP and self.via is Via.GROUP
         ):
             raise ConfigError(
-                f"a delay of {self.delay} of {self.payload.value} at the moment {self.moment.value!r}: what a piece "
-                f"of the parameters, or what was picked of movements, comes to among the workers can enter some steps "
-                f"later, and nothing else"
+                f"a delay of {self.delay} of {self.payload.value} at the moment {self.moment.value!r}: only a piece "
+                "of the parameters and selected movements can be applied some steps later"
             )
         if self.quorum is not None and not 1 <= self.quorum.count <= len(self.members):
             most = len(self.members)
@@ -173,14 +178,15 @@ class Exchange:
 
     @property
     def beside(self) -> bool:
+        """True if the training continues during the exchange."""
         return self.moment is Moment.BACKGROUND or self.far.lead > 0 or self.delay > 0
 
 
 def overlapping(one: Exchange) -> ConfigError:
     """Return the error for an exchange with a delay that starts before the outcome of the one before has entered."""
     return ConfigError(
-        f"an exchange with a delay of {one.delay} steps begins before the outcome of the one before has entered, which "
-        f"would be lost: let the policy plan the next one at least {one.delay + 1} steps later"
+        f"an exchange with a delay of {one.delay} steps overlaps the exchange before it, whose outcome would be "
+        f"lost: let the policy plan exchanges at least {one.delay + 1} steps apart"
     )
 
 

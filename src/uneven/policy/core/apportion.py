@@ -151,7 +151,7 @@ def _known(weights: Floats) -> Floats:
     bad = (weights < 0.0) | (weights == math.inf)
     if bad.any():
         rank = int(np.argmax(bad))
-        raise ConfigError(f"weight of rank {rank} is {weights[rank]}: it must be zero or positive, NaN if unknown")
+        raise ConfigError(f"weight of rank {rank} is {weights[rank]}: give 0 or more, NaN if unknown")
     unknown = np.isnan(weights)
     top = float(np.where(unknown, 0.0, weights).max())
     if top == 0.0:
@@ -167,15 +167,15 @@ def bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Flo
     """Return least and greatest share of each rank, shape (n,). They are cached for the run, so they are read-only.
     Raises ConfigError for infeasible limits or a total out of range."""
     if workers == 0:
-        raise ConfigError(f"a batch of {total} samples cannot be split over 0 workers: name at least one")
+        raise ConfigError(f"a batch of {total} samples for 0 workers: give at least one")
     if not 0 <= total <= MOST_SAMPLES:
-        raise ConfigError(f"a batch of {total} samples cannot be split: it must be 0 … {MOST_SAMPLES}")
+        raise ConfigError(f"a batch of {total} samples: give 0 to {MOST_SAMPLES}")
     if limits is None:
         return _kept(np.zeros(workers)), _kept(np.full(workers, float(total)))
     if not len(limits.lower) == len(limits.upper) == workers:
         raise ConfigError(
-            f"limits for {len(limits.lower)} (lower) and {len(limits.upper)} (upper) workers do not fit "
-            f"{workers} workers: give one of each per worker"
+            f"limits for {len(limits.lower)} (lower) and {len(limits.upper)} (upper) for {workers} workers: give "
+            "one each"
         )
     lower, upper = _kept(column(limits.lower)), _kept(column(limits.upper))
     fit = sum(limits.lower) <= total <= sum(limits.upper)

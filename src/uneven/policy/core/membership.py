@@ -148,11 +148,11 @@ def replaced(
     )
 
 
-_LEAVES = "it was told to leave"
+_LEAVES = "it got a request to leave"
 _TOO_EARLY = "members changed before it had the state of the run; it asks again"
 
 
 def told(generation: Generation) -> str:
     """Return a text that names the workers that joined and left."""
     said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
-    return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"
+    return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "no change of members"

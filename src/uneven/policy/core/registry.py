@@ -9,9 +9,8 @@ wrapped plug-in: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, 
 wrapper's: ``"geo:bsp:threshold=0.01"``.
 
 Other distributions add plug-ins by entry points. The group of a registry is named after the last word of its kind:
-``uneven.balancers``, ``uneven.policies``. Entry points are searched by ``uneven.runtime.plugins``, and only for an
-unregistered
-name or a list of all names, so other calls do not pay for the search.
+``uneven.balancers``, ``uneven.policies``. Entry points are searched by ``uneven.runtime.plugins``, only for an
+unregistered name or a list of all names.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Registry(Mapping[str, Callable[..., T]]):
             ConfigError: the name is taken.
         """
         if name in self._makers:
-            raise ConfigError(f"{self.kind} {name!r} is registered already, as {self._makers[name]!r}")
+            raise ConfigError(f"{self.kind} {name!r} is already registered as {self._makers[name]!r}: use another name")
         self._makers[name] = maker
         if note:
             self._notes[name] = note
@@ -142,7 +141,7 @@ class Registry(Mapping[str, Callable[..., T]]):
             if taken is not None:
                 other = taken if isinstance(taken, Outside) else f"{taken.__module__}.{taken.__qualname__}"
                 raise ConfigError(
-                    f"{one} brings a {self.kind} named {one.name!r}, and that name is taken, by {other}: uninstall "
+                    f"{one} has a {self.kind} named {one.name!r}, which {other} already has: uninstall "
                     f"{one.distribution}, or ask its authors for another name"
                 )
             found[one.name] = one
@@ -161,8 +160,8 @@ class Registry(Mapping[str, Callable[..., T]]):
             raise
         if not callable(maker):
             raise ConfigError(
-                f"{self.kind} {one.name!r}: the {one} leads to {maker!r}, which is no class and no function that "
-                f"makes a {self.base.__name__}"
+                f"{self.kind} {one.name!r}: the {one} names {maker!r}: let it name a class or a function that "
+                f"returns a {self.base.__name__}"
             )
         _in_use.add(one.distribution)
         return maker
@@ -190,10 +189,12 @@ class Registry(Mapping[str, Callable[..., T]]):
         if "inner" in known:
             rest, inner = self._given_back(_split_inner(rest), known)
         elif rest.partition(":")[0].strip() in self._makers:
-            raise ConfigError(f"{spec!r}: {name!r} holds no other {self.kind}; these do: {self._wrappers() or 'none'}")
+            raise ConfigError(
+                f"{spec!r}: {name!r} does not wrap another {self.kind}; these do: {self._wrappers() or 'none'}"
+            )
         _, keywords = parse_spec(f"{name}:{rest}")
         if "inner" in keywords:
-            raise ConfigError(f"{spec!r}: write what {name!r} holds after a colon, as in {name}:NAME:key=value")
+            raise ConfigError(f"{spec!r}: write the one that {name!r} wraps after a colon, as in {name}:NAME:key=value")
         keywords = {**{key: value for key, value in presets.items() if key in known}, **keywords}
         if inner:
             keywords["inner"] = inner
@@ -228,7 +229,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         known = set(inspect.signature(maker).parameters)
         for key in keywords:
             if key not in known:
-                hint = f" (options of what it holds follow the inner name, as in {name}:NAME:{key}=…)"
+                hint = f" (options of the inner one follow its name, as in {name}:NAME:{key}=…)"
                 what = f"key for {self.kind} {name!r}{hint if 'inner' in known else ''}:"
                 raise UnknownNameError(what, key, known - {"inner"})
         try:
@@ -236,7 +237,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         except TypeError as error:
             raise ConfigError(f"{self.kind} {spec or name!r}: {error}") from error
         if not isinstance(made, self.base):
-            what = f"makes a {type(made).__name__}, which is no {self.base.__name__}"
+            what = f"makes a {type(made).__name__}, which is not a {self.base.__name__}"
             raise ConfigError(f"{self.kind} {spec or name!r}: {maker!r} {what}")
         return made
 

@@ -96,7 +96,7 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise _type_error(value, "a text in quotation marks")
     if value != _writable(value):
-        raise ConfigError(f"{shown(value)} holds a character that UTF-8 cannot write: leave it out")
+        raise ConfigError(f"{shown(value)} has a character that UTF-8 cannot encode: leave it out")
     return value
 
 
@@ -175,7 +175,7 @@ def shown(value: Any) -> str:
 
 def _in_64_bits(value: Any) -> Any:
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
-        raise ConfigError("a whole number has at most 64 bits, and this one has more: give a smaller one")
+        raise ConfigError("an integer of more than 64 bits: give a smaller one")
     return value
 
 

@@ -18,14 +18,14 @@ from uneven.errors import ConfigError
 class Observation(NamedTuple):
     """One worker's report on the iterations since its last one; a tuple, because each step makes one."""
 
-    iteration: int  # the last iteration that it covers
-    samples: int
-    local_s: float  # data and compute time, without the exchange
-    iterations: int = 1  # number of iterations that samples and times are summed over
-    exchange_s: float = 0.0
-    transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, if known
-    cpu: float = float("nan")  # part of the node's processor time that others use now, 0 … 1; NaN if unknown
-    memory: float = float("nan")  # use of the memory that a larger batch would fill, 0 … 1; NaN if unknown
+    iteration: int  #: the last iteration that it covers
+    samples: int  #: samples that the worker trained
+    local_s: float  #: seconds of data and compute, without the exchange
+    iterations: int = 1  #: number of iterations that samples and times are summed over
+    exchange_s: float = 0.0  #: seconds of the exchange
+    transfer_s: float = 0.0  #: part of ``exchange_s`` in which its own bytes moved, if known
+    cpu: float = float("nan")  #: part of the node's processor time that others use now, 0 … 1; NaN if unknown
+    memory: float = float("nan")  #: use of the memory that a larger batch would fill, 0 … 1; NaN if unknown
 
     @property
     def speed_per_s(self) -> float:
@@ -41,8 +41,8 @@ class Observation(NamedTuple):
 class Limits:
     """The least and the greatest number of samples per iteration, for each worker."""
 
-    lower: tuple[int, ...]
-    upper: tuple[int, ...]
+    lower: tuple[int, ...]  #: least samples per iteration, by worker
+    upper: tuple[int, ...]  #: greatest samples per iteration, by worker
 
     def __post_init__(self) -> None:
         # A list must become a tuple: results computed from limits are cached with the limits as key.
@@ -52,14 +52,14 @@ class Limits:
 
     @classmethod
     def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> Limits:
-        """Return equal limits for all workers; without ``upper`` the greatest share is ``total``."""
+        """Return the limits ``lower`` and ``upper`` (by default ``total``) for each of ``workers`` workers."""
         return cls(lower=(lower,) * workers, upper=(total if upper is None else upper,) * workers)
 
     def check(self, total: int) -> None:
-        """Check that a split of ``total`` can meet these limits. Raises ConfigError with the limits if not."""
+        """Check that a split of ``total`` samples can meet these limits; raise ConfigError if not."""
         for rank, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
             if not 0 <= low <= high:
-                raise ConfigError(f"limits of rank {rank} cannot be met: from {low} to {high} samples")
+                raise ConfigError(f"limits of rank {rank} go from {low} to {high} samples: give lower <= upper")
         if sum(self.lower) > total:
             raise ConfigError(
                 f"lower limits add up to {sum(self.lower)}, more than the global batch of {total}: "
@@ -76,18 +76,18 @@ class Limits:
 class BalanceView:
     """The input of a balancer, between two iterations."""
 
-    iteration: int  # iterations finished so far
-    global_batch: int
-    members: tuple[int, ...]  # ranks, ascending
-    shares: tuple[int, ...]  # the current split
-    observed: Sequence[Observation | None]  # newest accepted report of each; None before the first
-    predicted_per_s: tuple[float, ...]  # predictions for the next iteration; NaN before the first
-    limits: Limits
-    doubts: tuple[float, ...] = ()  # relative standard errors of the predictions; empty if unknown
+    iteration: int  #: iterations finished so far
+    global_batch: int  #: samples of all workers in the next iteration
+    members: tuple[int, ...]  #: ranks, ascending; the other fields are in their order
+    shares: tuple[int, ...]  #: the current split
+    observed: Sequence[Observation | None]  #: newest accepted report of each; None before the first
+    predicted_per_s: tuple[float, ...]  #: samples/s in the next iteration; NaN before the first prediction
+    limits: Limits  #: least and greatest shares
+    doubts: tuple[float, ...] = ()  #: relative standard errors of the predictions; empty if unknown
 
     @property
     def ready(self) -> bool:
-        """Return whether every worker's speed is known: it has reported, or was profiled before the start."""
+        """True if every worker's speed is known: it has reported, or was profiled before the start."""
         # A NaN can slip past min(), but not out of a sum.
         return min(self.predicted_per_s, default=1.0) > 0 and not math.isnan(sum(self.predicted_per_s))
 
@@ -99,9 +99,9 @@ class SyncView(NamedTuple):
     run cannot know, such as the present clocks of the others: for that, a plan returns a ``Wait``.
     """
 
-    rank: int
-    clock: int  # this worker's finished steps
-    members: tuple[int, ...]  # ranks in the run, ascending
-    generation: int = 0  # increases by one at each change of membership
-    sites: Mapping[int, str] = MappingProxyType({})  # location of each rank
-    changes: bool = False  # whether workers may leave and join: then a plan has each exchange with one site, too
+    rank: int  #: this worker
+    clock: int  #: this worker's finished steps
+    members: tuple[int, ...]  #: ranks in the run, ascending
+    generation: int = 0  #: increases by one at each change of membership
+    sites: Mapping[int, str] = MappingProxyType({})  #: location of each rank
+    changes: bool = False  #: whether workers may leave and join; a plan then has every exchange with one site, too

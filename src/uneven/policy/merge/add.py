@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 class Add(Merge):
     """Add contributions, scaled, to the parameter server; without a server, to every other replica."""
 
-    scale: float = 1.0
+    scale: float = 1.0  #: factor of each contribution
 
     combined = Combined.SUM
     payloads = frozenset(Payload)
     whole = True
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """Return the new copy, copy + scale · given; all are flat and have one length."""
+        """Return the copy in ``kept`` + scale · ``given``, as state and result, shapes (n,); ``weight`` has no effect.
+
+        Memory is never reused, so ``in_place`` has no effect."""
         centre = kept["centre"] + self.scale * given
         return {"centre": centre}, centre
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Mean(Merge):
     """Replace replicas by the mean of the contributions, weighted by samples (or equally)."""
 
-    by_samples: bool = True
+    by_samples: bool = True  #: weight by samples; False weights all equally
 
     payloads = frozenset(Payload)
     plain = True

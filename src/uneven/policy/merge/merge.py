@@ -23,17 +23,17 @@ Kept: TypeAlias = dict[str, Any]
 class Payload(Enum):
     """The kind of a contribution."""
 
-    GRADIENT = "gradient"  # of this step
-    PARAMETERS = "parameters"  # the current replica
-    DELTA = "delta"  # the movement of the replica's own steps since the last exchange that sent it
+    GRADIENT = "gradient"  #: of this step
+    PARAMETERS = "parameters"  #: the current replica
+    DELTA = "delta"  #: the movement of the replica's own steps since the last exchange that sent it
 
 
 class Combined(Enum):
-    """The way in which contributions are combined, and thereby the new state of a replica."""
+    """The way to combine contributions, which determines the new state of a replica."""
 
-    MEAN = "mean"  # the mean of all is merged; every replica continues from the same result
-    SUM = "sum"  # added to the server's parameters, which replace the replica; without a server, to all other replicas
-    CENTRE = "centre"  # each is added to a centre, and subtracted from its replica
+    MEAN = "mean"  #: the mean of all is merged; every replica continues from the same result
+    SUM = "sum"  #: added to the server's parameters, which replace the replica; without a server, to all other replicas
+    CENTRE = "centre"  #: each is added to a centre, and subtracted from its replica
 
 
 class Merge(ABC):
@@ -41,10 +41,10 @@ class Merge(ABC):
 
     An exchange transports each worker's contribution (:meth:`contribute`) to the place where they are combined, as a
     weighted mean or a sum (``combined``); there it calls :meth:`combine`. That place is every worker, the parameter
-    server, or the simulator. Neither method communicates.
+    server, or the simulator. Both methods are local.
 
     Vectors are flat torch tensors of shape (n,) unless stated otherwise. A merge is compared, printed and hashed by its
-    options (make it a frozen dataclass); changing state is in what it keeps.
+    options (make it a frozen dataclass); changing state is in its :data:`Kept` value.
 
     A merge is one file and one registration::
 
@@ -102,6 +102,7 @@ class Merge(ABC):
         """Combine contributions. It is deterministic, so that all workers compute the same result.
 
         Args:
+            kept: the state before, of this worker or of the server.
             given: mean, shape (m,); or a partial sum for a sum or a centre, where the order does not matter.
             weight: total weight of the contributions: their samples, if weighted by them.
             in_place: whether the memory of ``given`` and of the state may be reused. If not set, neither may be
@@ -113,11 +114,11 @@ class Merge(ABC):
         """
 
     def distance(self, apart: float) -> float:
-        """Return the distance of replicas from their mean or centre, given that of contributions."""
+        """Return the distance of replicas from their mean or centre if contributions have the distance ``apart``."""
         return apart
 
     def served(self, payload: Payload) -> float | None:
-        """Return the factor with which a real parameter server applies a contribution; None if it cannot.
+        """Return the factor with which a real parameter server applies a ``payload``; None if it cannot.
 
         The server adds the factor times a movement (``DELTA``, ``SUM``) to its copy; or moves copy and replica towards
         each other by the factor times their difference (``PARAMETERS``, ``CENTRE``).

@@ -64,8 +64,8 @@ def _plain(name: str, value: Any) -> Tensor | float:
         return float(value)
     if not hasattr(value, "detach"):
         raise ConfigError(
-            f"the outer optimizer keeps {name!r}, which is no vector and no number: use SGD, Adam or another one whose "
-            f"state a checkpoint can hold"
+            f"the outer optimizer keeps {name!r}, which is neither a vector nor a number: use SGD, Adam or another "
+            "one whose state fits a checkpoint"
         )
     vector: Tensor = value.detach()
     return vector if vector.dim() else float(vector)

@@ -75,8 +75,8 @@ def gradient_workers(share: float, workers: int) -> int:
     if not (0.0 < share <= 1.0 and fits and workers % whole == 0):
         possible = ", ".join(f"{one}/{workers}" for one in range(1, workers + 1) if workers % one == 0)
         raise ConfigError(
-            f"share = {share!r} of {workers} workers makes {share * workers:g} to precondition each layer, which must "
-            f"be a whole number that divides {workers}: give one of {possible}"
+            f"share = {share!r} of {workers} workers gives {share * workers:g} workers per layer, which must be an "
+            f"integer that divides {workers}: give one of {possible}"
         )
     return whole
 

@@ -16,7 +16,7 @@ from uneven.policy.predict.predictor import Lesson, Predictor, measured
 
 _AHEAD = 8  # iterations whose mean a prediction is compared with
 _WEIGHT = 0.005  # of the newest comparison; the difference of two means needs many of them
-_CLIP = 3.0  # times the usual error; a lone spike counts as this much and no more
+_CLIP = 3.0  # times the usual error; a single spike counts as at most this much
 _LEAST = 0.005  # relative; clocks are not more exact
 
 
@@ -246,7 +246,9 @@ class Learner(Predictor):
 
     def absorb(self, learnt: Any) -> None:
         if not isinstance(learnt, type(self._model)):
-            raise TypeError(f"a {type(self).__name__} learns {type(self._model).__name__}, not {type(learnt).__name__}")
+            raise TypeError(
+                f"a {type(self).__name__} fits a {type(self._model).__name__}, not a {type(learnt).__name__}"
+            )
         self._model = learnt
         self._learnt += 1
         self._next = None

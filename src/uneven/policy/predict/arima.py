@@ -197,6 +197,6 @@ class ARIMA(Learner):
             whole(name, value, 0, most)
         whole("window", window, 20)
         if not p + d + q:
-            raise ConfigError("arima: p, d and q are all 0, which predicts the mean: take the predictor steady")
+            raise ConfigError("arima: p, d and q are all 0, which predicts the mean: use the predictor steady")
         model = Arima(p, d, q, window, np.zeros(p), np.zeros(q))
         super().__init__(model, warm_up=min(window, 30), every=every, memory=window, hold=hold)

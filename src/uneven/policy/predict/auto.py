@@ -72,7 +72,7 @@ class Auto(Predictor):
     ms, more than the default budget. It pays off if iterations are long and the best predictor is unknown; it took at
     most 1.03 times as long as the best one. docs/reference.md compares all.
 
-    Each expert loses half the square of its relative error, in units of the usual error, and its weight falls by the
+    Each expert loses half the square of its relative error, in units of the usual error. Its weight falls by the
     exponential of that (Bayes' rule for normal errors). Every iteration a small part of all weight is spread over the
     experts (fixed share: Herbster and Warmuth, Machine Learning 1998). The best learning rate depends on the noise and
     on how often it changes; so several such means, each with its own rate, are mixed in the same way.
@@ -180,7 +180,9 @@ class Auto(Predictor):
         """
         saved, n = read(_AutoState, state), len(self._experts)
         if len(saved["experts"]) != n:
-            raise ConfigError(f"auto: this state has {len(saved['experts'])} experts, not {n}")
+            raise ConfigError(
+                f"auto: the state has {len(saved['experts'])} experts, but this predictor {n}: give the same experts"
+            )
         if saved["turn"] >= n:
             raise Misfit(saved["turn"], f"below {n}, the number of experts", "turn")
         between, weights = saved.get("between", []), saved["weights"]

@@ -166,8 +166,8 @@ def _mean(uses: Floats) -> float:
 
 def _drawn(sizes: Floats, many: int, number: int) -> tuple[npt.NDArray[np.intp], Floats]:
     """Return the rows of a lesson, and the number of rows that each one represents."""
-    # Changes are rare but are what must be learned: half of the lesson are the rows with the largest differences, the
-    # rest a sample of all others, weighted for those left out.
+    # Changes are rare but important: half of the lesson are the rows with the largest differences, the rest a sample of
+    # all others, weighted for those left out.
     order = np.argsort(sizes)
     most = many // 2
     rest, largest = order[:-most], order[-most:]

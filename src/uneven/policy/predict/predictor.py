@@ -48,7 +48,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def observe(self, seen: Observation) -> None:
-        """Observe one iteration; one without a speed (see :func:`measured`) changes nothing."""
+        """Observe the iteration ``seen``; one without a speed (see :func:`measured`) has no effect."""
 
     @abstractmethod
     def predict(self, ahead: int = 1) -> float:
@@ -63,15 +63,15 @@ class Predictor(ABC):
         return None
 
     def absorb(self, learnt: Any) -> None:
-        """Apply the result of one of this predictor's lessons, all of it together."""
-        raise NotImplementedError(f"{type(self).__name__} hands out no lessons")
+        """Apply ``learnt``, the result of one of this predictor's lessons, in one step."""
+        raise NotImplementedError(f"{type(self).__name__} has no model to share")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was learned, as plain JSON-able data."""
+        """Return all that was learned, as plain data for JSON."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to load
-        """Restore what :meth:`state_dict` returned."""
+        """Restore ``state``, a result of :meth:`state_dict`."""
 
 
 def measured(seen: Observation) -> float | None:

@@ -74,7 +74,9 @@ class FinishTogether:
 
     def __init__(self, workers: int, total: int, lower: int = 1) -> None:
         if not (0 < workers * lower <= total):
-            raise ConfigError(f"{total} samples, {workers} workers, passes of at least {lower}: all are too few")
+            raise ConfigError(
+                f"{total} samples for {workers} workers, at least {lower} each: raise batch_size, or lower min_batch"
+            )
         self._lower = lower
         self.launch_s = [0.0] * workers
         self._speeds_per_s = [1.0] * workers

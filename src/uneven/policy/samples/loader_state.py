@@ -56,7 +56,7 @@ def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: in
 
 _ORDERS = {
     "": "seed and epoch",
-    "keyed": "seed and epoch, reckoned where it is asked",
+    "keyed": "seed and epoch, computed on demand",
     "sampler": "a sampler",
     "batches": "a batch sampler",
     "shards": "the ranks' own shards",
@@ -104,7 +104,7 @@ def _is_run(run: Any) -> bool:
 _CURE = {
     "seed": "start with the seed of the checkpoint, as the order of the samples hangs on it",
     "shuffle": "start with the shuffle of the checkpoint, as the order of the samples hangs on it",
-    "length": "resume with the data set that the run began with, or start afresh",
+    "length": "resume with the data set that the run began with, or start again",
 }
 
 

@@ -25,7 +25,7 @@ from uneven.errors import ConfigError
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
 
-# iteration → the shares in force for it, one per rank, adding up to the global batch
+# iteration → its shares, one per rank, adding up to the global batch
 SplitSource = Callable[[int], tuple[int, ...]]
 
 
@@ -246,8 +246,8 @@ class EpochPlan:
     def _check(self, shares: tuple[int, ...], workers: int, iteration: int) -> None:
         if len(shares) != workers or min(shares) < 0 or sum(shares) != self.batch_size:
             raise ConfigError(
-                f"split of iteration {iteration} is {shares}, adding up to {sum(shares)}: it must hold "
-                f"{workers} shares, none negative, adding up to the global batch of {self.batch_size}"
+                f"split of iteration {iteration} is {shares}, adding up to {sum(shares)}: give {workers} shares of "
+                f"at least 0 that add up to the global batch of {self.batch_size}"
             )
 
 

@@ -54,7 +54,7 @@ class UnmergedSteps:
         self._steps = found
 
     def changed(self, members: Members, donors: Mapping[int, int]) -> list[HeldStep]:
-        """Continue with other members, and return the steps that no member holds any more. Each newcomer in ``donors``
+        """Continue with other members, and return the steps that no member has now. Each newcomer in ``donors``
         receives the replica of its donor."""
         steps = []
         for step in self._steps:

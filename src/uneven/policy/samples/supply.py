@@ -6,8 +6,8 @@ distance is measured: as many batches as are used during three answers, because 
 samples of an epoch and the second none.
 
 While much is left a worker takes several batches with one request, and fewer the less is left, as guided
-self-scheduling does (Polychronopoulos and Kuck, 1987). So no worker holds many at the end, when others have no more
-work; but it holds as many as an answer lasts, because to wait for one takes as long.
+self-scheduling does (Polychronopoulos and Kuck, 1987). So no worker holds many at the end, when others have no work
+left. But it holds enough for the duration of an answer.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ class Supply:
     def front(self, epoch: int, share: int, kept: int) -> Interval | None:
         """Return the next run of an epoch, waiting for an answer if needed; None if this worker has none left.
 
-        ``kept`` batches are held by readers. With a ``share`` of 0 it takes no more. Raises PeerError without an
-        answer.
+        ``kept`` batches are held by readers. With a ``share`` of 0 it takes none. Raises PeerError without an answer.
         """
         self._time(kept)
         if self._question is not None and self._question.answer.done():

@@ -7,7 +7,7 @@
              or 12 bits in a chunk
     values   8, 4 or 2 bytes each; or 2 bits each, behind two magnitudes of 4 bytes for each chunk
 
-The header determines every length. A message with another length, or with places that do not ascend or lie outside of
+The header determines every length. A message with another length, or with places that do not ascend or are outside of
 the vector, is rejected as a whole, with a reason.
 """
 
@@ -98,7 +98,7 @@ def unpack(message: bytes | memoryview, size: int, width: int) -> Unpacked:
     index, body = Index(kind), buffer[HEADER_BYTES:]
     rows = _rows(index, entries, words, chunk, each)
     if bits == QUARTER and rows is None:
-        raise _damaged("it has values of 2 bits that lie in no chunks")
+        raise _damaged("it has values of 2 bits without chunks")
     length = _length(index, words, entries)
     if len(body) < length:
         raise _damaged(f"it has {len(body)} bytes for {words} places, which take {length}")
@@ -225,7 +225,7 @@ def _places_in(index: Index, body: memoryview, words: int, size: int, rows: Chun
         within = _from_twelve_bits(body, words).astype(np.int64)
         chunk = np.repeat(np.arange(rows.chunks), rows.many)
         if (within >= rows.chunk).any():
-            raise _damaged(f"a place lies outside of its chunk of {rows.chunk} entries")
+            raise _damaged(f"a place is outside of its chunk of {rows.chunk} entries")
         places = within + rows.chunk * chunk
     else:
         places = np.frombuffer(body, {Index.LONG: "<u8", Index.PLAIN: "<u4"}[index]).astype(np.int64)

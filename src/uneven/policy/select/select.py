@@ -20,9 +20,10 @@ class BandwidthControl:
     """The adaptation of a threshold to a line's bandwidth limit, after each exchange.
 
     Upwards this is the rule of Gaia's released code: above 1.1 of the limit, add 0.005 to the threshold; below 0.9,
-    subtract it, never below the configured threshold and by at most ``most``. Downwards it is Gaia's soft threshold, of
-    which only the purpose is known [recalled]: send more than the significant entries if there is room. Our rule: below
-    0.9 of the limit multiply by 0.9, above 1.1 divide. Entries above the configured threshold are then always sent.
+    subtract it, never below the configured threshold and by at most ``most``. Downwards it is Gaia's soft threshold,
+    whose rule is unknown except for its purpose [recalled]: send more than the significant entries if there is room.
+    Our rule: below 0.9 of the limit multiply by 0.9, above 1.1 divide. Entries above the configured threshold are then
+    always sent.
 
     ``most`` is the maximum addition to it, ``soft`` its minimum factor (1 to never lower it).
     """
@@ -187,9 +188,9 @@ class TopK(Selection):
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise ConfigError(f"the largest {self.density:g} of the entries: a density is above 0 and at most 1")
+            raise ConfigError(f"the largest {self.density:g} of the entries: give a density above 0 and at most 1")
         if not 1 <= self.chunk <= _LARGEST_CHUNK:
-            raise ConfigError(f"chunks of {self.chunk} entries: use 1 to {_LARGEST_CHUNK}, whose places take 12 bits")
+            raise ConfigError(f"chunks of {self.chunk} entries: use 1 to {_LARGEST_CHUNK}")
         if self.bits not in (WHOLE, HALF, QUARTER):
             raise ConfigError(f"values of {self.bits} bits: use {WHOLE}, {HALF} or {QUARTER}")
 

@@ -39,7 +39,7 @@ class Partition(ABC):
             ConfigError: there are fewer samples than sites, or a site would be empty.
         """
         if not 1 <= sites <= len(keys):
-            raise ConfigError(f"{len(keys)} samples for {sites} sites: each site needs at least one")
+            raise ConfigError(f"{len(keys)} samples for {sites} sites: give at least one per site")
         homes = self.homes(np.asarray(keys), sites, np.random.default_rng(seed))
         found = tuple(np.flatnonzero(homes == site).astype(np.int64) for site in range(sites))
         empty = [site for site, numbers in enumerate(found) if not len(numbers)]
@@ -68,7 +68,7 @@ class Label(Partition):
 
     def __post_init__(self) -> None:
         if not 0 <= self.percent <= 100:
-            raise ConfigError(f"label: percent = {self.percent!r}: the part that goes by its label, 0 to 100")
+            raise ConfigError(f"label: percent = {self.percent!r}: give 0 to 100, the part that is split by label")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
         order = rng.permutation(len(keys))
@@ -107,7 +107,7 @@ class Pathological(Partition):
 
     def __post_init__(self) -> None:
         if self.classes < 1:
-            raise ConfigError(f"pathological: classes = {self.classes!r}: a site has at least one label")
+            raise ConfigError(f"pathological: classes = {self.classes!r}: give at least one label per site")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
         labels = np.unique(keys)

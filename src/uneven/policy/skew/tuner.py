@@ -39,7 +39,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
-            raise ConfigError(f"tolerance = {self.tolerance!r}: a part of the accuracy, at least 0 and below 1")
+            raise ConfigError(
+                f"tolerance = {self.tolerance!r}: give a fraction of the accuracy, at least 0 and below 1"
+            )
         for key in ("loss_weight", "bytes_weight"):
             if not 0 <= getattr(self, key) < 1e12:
                 raise ConfigError(f"{key} = {getattr(self, key)!r} must be at least 0")
@@ -77,7 +79,7 @@ class Tuner(ABC):
 
     def __init__(self, settings: int, start: int, seed: int = 0, *, tightest: float = math.inf) -> None:
         if not 0 <= start < settings:
-            raise ConfigError(f"start = {start!r}: there are settings 0 to {settings - 1}")
+            raise ConfigError(f"start = {start!r}: give a setting from 0 to {settings - 1}")
         self.settings = settings
         self.at = start
         self._best = start

@@ -41,7 +41,7 @@ class ASP(SyncPolicy):
             stops=False,
             moves="the update of each step to the parameter server, and its parameters back",
             waits="no worker",
-            stale="the start of a step, by the others' pushes since: n − 1 at equal speeds, no bound",
+            stale="a step starts without the others' later pushes: n − 1 at equal speeds, no bound",
             lost_when_one_dies="the step that it was about to push; the others continue",
         )
 
@@ -85,6 +85,6 @@ class SSP(ASP):
             stops=False,
             moves="the update of each step to the parameter server, and its parameters back",
             waits=f"a worker that is {s + 1} steps ahead, for the slowest; in the long run all keep its pace",
-            stale=f"the start of a step, by at most the last {s} steps of each of the others",
+            stale=f"a step starts without at most the last {s} steps of each other worker",
             lost_when_one_dies="the step that it was about to push; its clock no longer counts, the others continue",
         )

@@ -31,7 +31,7 @@ class Backup(SyncPolicy):
             payloads=(Payload.GRADIENT,),
             pace=Pace.QUORUM,
             stops=False,
-            moves="the gradient, or the step it makes, to the parameter server, and the mean of the first ones back",
+            moves="the gradient, or the resulting step, to the parameter server, and the mean of the first ones back",
             waits=f"all workers for the fastest n − {self.spares}, every step",
             stale="nothing: a gradient of an older step is dropped",
             lost_when_one_dies="its gradient of the step; the others continue",

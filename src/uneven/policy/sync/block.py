@@ -93,9 +93,8 @@ class DiLoCo(Blocks):
         # An exchange must be finished before the next one starts.
         if self.every % self.fragments or self.delay >= self._turn:
             raise ConfigError(
-                f"diloco: every = {every} with fragments = {fragments} and delay = {delay}: a block is a whole number "
-                f"of steps for each fragment, and one is through before the next one leaves: take a divisor, and a "
-                f"delay below {max(1, self._turn)}"
+                f"diloco: every = {every} with fragments = {fragments} and delay = {delay}: use fragments that "
+                f"divide every, and a delay below {max(1, self._turn)}"
             )
 
     def plan(self, view: SyncView) -> StepPlan:

@@ -76,8 +76,8 @@ def check_lead(lead: int, momentum: float, sites: int) -> None:
     most = max((one / 20 for one in range(20) if _worth(one / 20, sites, lead)), default=None)
     way = "without a lead" if most is None else f"with a momentum of {most:g} at most, or without a lead"
     raise ConfigError(
-        f"geo: lead = {lead} with momentum {momentum:g} at {sites} sites settles only at {part:.1%} of the learning "
-        f"rate that does without a lead, as sites then step against each other's old movements: train {way}"
+        f"geo: lead = {lead} with momentum {momentum:g} at {sites} sites is stable only up to {part:.1%} of the "
+        f"learning rate without a lead, because sites then step against each other's old movements: train {way}"
     )
 
 
@@ -89,7 +89,7 @@ _FEW = (0, 1, 2, 3)  # members for a trial of a policy's plans; their number mak
 
 
 def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
-    """Return why this balancer has no effect under this policy and what to use instead; None if they fit."""
+    """Return why this balancer has no effect under this policy, with an alternative; None if they fit."""
     agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
     facts = agreeing.facts
     # Without waits each worker takes samples from the shared order asynchronously, and fast ones take more anyway.
@@ -103,7 +103,7 @@ def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None
 
 
 def carried(policy: str | SyncPolicy) -> str | None:
-    """Return why a real run does not support this policy and what to do instead; None if it does."""
+    """Return why a real run does not support this policy, with an alternative; None if it does."""
     agreeing = policies.resolve(policy)
     facts = agreeing.facts
     why = next((why for plan in first_plans(agreeing, (0, 1), {}) if (why := refused(plan))), None)
@@ -112,16 +112,16 @@ def carried(policy: str | SyncPolicy) -> str | None:
     moves = "" if facts is None else f" (it moves {facts.moves})"
     name = policy if isinstance(policy, str) else "NAME"
     return (
-        f"sync = {describe(policy)} cannot be carried by a real run yet{moves}: {why}; train with "
-        f"sync = {_carried_near(facts)!r}, or see what it would do with `uneven simulate CLUSTER.toml --sync {name}`"
+        f"sync = {describe(policy)} is not supported by real runs yet{moves}: {why}; train with sync = "
+        f"{_carried_near(facts)!r}, or simulate it with `uneven simulate CLUSTER.toml --sync {name}`"
     )
 
 
 def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
-    """Return why a real run cannot apply this balancer under this policy and what to use instead; None if it can."""
+    """Return why a real run cannot apply this balancer under this policy, with an alternative; None if it can."""
     agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
     facts = agreeing.facts
-    # Backup workers wait for the first gradients only, so there is no moment at which all reports have arrived.
+    # Backup workers wait for the first gradients only, so the reports of all workers are never available together.
     if facts is None or facts.pace is not Pace.QUORUM or not splitting.adapts:
         return None
     return (
@@ -211,7 +211,7 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     if len(far) > beyond or not {one.members for one in plan.waits} <= {one.members for one in plan.exchanges}:
         return "through a parameter server goes one exchange of all in a step, and waits are for all"
     if (plan.waits or beyond) and near.payload is not Payload.DELTA:
-        return "steps wait for the clocks of those who push their movements, and of nobody else"
+        return "steps wait only for the clocks of workers that push their movements"
     return _refused_of_copy(near) or (_refused_between(far[0]) if beyond else None)
 
 
@@ -232,7 +232,7 @@ def _refused_of_copy(one: Exchange) -> str | None:
             "outer step on movements"
         )
     if one.payload is Payload.GRADIENT:
-        return "gradients are averaged by a parameter server only where the first so many of a step are"
+        return "a parameter server averages gradients only with a quorum per step"
     if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
         return None
     return "through a parameter server go movements that are added, and parameters that are drawn to it, and it to them"
@@ -240,7 +240,7 @@ def _refused_of_copy(one: Exchange) -> str | None:
 
 def _refused_between(one: Exchange) -> str | None:
     if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.far.hubs or one.far.barrier_bytes:
-        return "parameter servers of sites tell each other what is significant, without hubs and without a barrier"
+        return "parameter servers of sites exchange significant entries, without hubs and without a barrier"
     return _refused_picked(one) if one.merge == Add() else "parameter servers add what others tell them as it is"
 
 
@@ -264,7 +264,7 @@ def _refused(one: Exchange) -> str | None:
     if one.merge.combined is Combined.SUM or one.payload not in one.merge.payloads:
         return f"{kind} does not merge parameters: take a mean, block momentum or an elastic pull"
     if one.merge.combined is Combined.CENTRE and one.background != Background(load=one.background.load):
-        return f"{kind} says what each replica is moved by, so there is no one outcome to write back in another way"
+        return f"{kind} returns a movement per replica, so it has no common outcome to write back"
     if one.moment is Moment.BACKGROUND and one.parties:
         return "parties speak with one voice in the foreground only"
     return None
@@ -276,7 +276,7 @@ def _refused_picked(one: Exchange) -> str | None:
     if one.moment is not Moment.STEP or not one.parties:
         return "entries are picked and sent after the step, by parties that speak with one voice"
     if one.delay and not (one.select is not None and one.select.beside):
-        return "entries enter some steps later only where what is not sent waits beside the replica"
+        return "a delay needs unsent entries that are kept outside of the replica"
     if one.merge.plain or one.merge == Add():
         return None
     return "of picked entries the mean is taken, or they are added as they are"

@@ -56,11 +56,10 @@ class Decoupled(SyncPolicy):
             every=self.every,
             pace=Pace.OWN,
             stops=False,
-            moves=f"what a learner has moved, {often(self.every)}, to the copy of the parameters, and that back",
-            waits="no worker; the copy for the first "
-            f"{self.quorum} learners and {self.grace:g} times as long as these have taken",
-            stale="a learner's replica, by the merges since its last answer",
-            lost_when_one_dies="what it had moved and not sent; the others continue",
+            moves=f"a learner's movement, {often(self.every)}, to the server, and its copy back",
+            waits=f"no worker; the server for the first {self.quorum} learners and {self.grace:g} times their time",
+            stale="a learner's replica lacks the merges since its last answer",
+            lost_when_one_dies="its unsent movement; the others continue",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -53,7 +53,7 @@ class EASGD(SyncPolicy):
                 stops=True,
                 moves=f"the parameters, {often(self.every)}, after the optimizer",
                 waits=f"all workers for the slowest, {often(self.every)}",
-                stale="a replica, by what the others did; they are drawn together, never equal",
+                stale="a replica lacks the others' steps; replicas approach each other but are never equal",
                 lost_when_one_dies=f"its steps since the last one, up to {self.every}; the others stop at the next",
             )
         return Facts(
@@ -63,7 +63,7 @@ class EASGD(SyncPolicy):
             stops=False,
             moves=f"the parameters to the parameter server and back, {often(self.every)}, after the optimizer",
             waits="no worker",
-            stale="a replica, by what the others did since its last exchange; they are drawn together, never equal",
+            stale="a replica lacks the others' steps since its last exchange; replicas are never equal",
             lost_when_one_dies=f"its steps since its last exchange, up to {self.every}; the others continue",
         )
 
@@ -72,8 +72,8 @@ class EASGD(SyncPolicy):
         # The members are known only here, and they may change during a run.
         if self.together and alpha * len(members) > _MOST_BETA:
             raise ConfigError(
-                f"easgd: alpha = {alpha} with {len(members)} workers together would throw the centre beyond them: use "
-                f"at most {_MOST_BETA / len(members):.4g}, or leave alpha out for {_BETA} / workers"
+                f"easgd: alpha = {alpha} with {len(members)} workers would make the centre overshoot: use at most "
+                f"{_MOST_BETA / len(members):.4g}, or leave alpha out for {_BETA} / workers"
             )
         pull = Exchange(
             payload=Payload.PARAMETERS,

@@ -39,8 +39,8 @@ class Geo(WrappingPolicy):
             BSP's learning rate fits; under ssp, each movement is scaled by 1 / all workers. The released code has 0.01
             / K.
         bits: per value sent, 32 or 16; rounding errors are kept and accumulate.
-        mbit: limit of what a site sends to the others, Mbit/s; 0 is none. The threshold rises by 0.005 if more than 1.1
-            of it was sent, up to ``most``, and falls back if less than 0.9 was, as in the released code.
+        mbit: limit of a site's traffic to the others, Mbit/s; 0 is none. The threshold rises by 0.005 if more than 1.1
+            of the limit was sent, up to ``most``, and falls back if less than 0.9 was, as in the released code.
         soft: if less than 0.9 of ``mbit`` was sent, the threshold falls to this part of v (Gaia's soft threshold).
         hubs: the first site of each group (us/east and us/west are in group us) forwards between groups, so no site
             receives an entry twice. Changes of several sites cross between groups once. Not with a lead.
@@ -89,17 +89,19 @@ class Geo(WrappingPolicy):
         # Only replicas' messages are forwarded; servers send to servers directly.
         if self._paced and (self.hubs or barrier_kb):
             raise ConfigError(
-                f"geo: {'hubs' if self.hubs else 'barrier_kb'} with {self.inner!r} inside a site: parameter servers of "
-                f"sites tell each other directly, and wait for steps only; leave it out, or take geo:bsp"
+                f"geo: {'hubs' if self.hubs else 'barrier_kb'} with {self.inner!r} inside a site is not supported, "
+                "because servers of sites exchange directly and wait for steps only: leave it out, or use geo:bsp"
             )
         if self.hubs and lead:
-            raise ConfigError(f"geo: lead = {lead} with hubs: what they hand on belongs to one step; take one of both")
+            raise ConfigError(
+                f"geo: lead = {lead} with hubs: hubs forward the movements of one step; use one of the two"
+            )
         self.lead = whole("geo", "lead", lead, least=0)
         self.barrier_kb = number("geo", "barrier_kb", barrier_kb, "[0, inf)")
         if self.barrier_kb and not self.lead:
             raise ConfigError(
-                f"geo: barrier_kb = {barrier_kb:g} without a lead: every step waits for all of the step before, so "
-                f"there is nothing to bar; give a lead of at least 1, or leave barrier_kb away"
+                f"geo: barrier_kb = {barrier_kb:g} without a lead: every step already waits for the one before it; "
+                "give a lead of at least 1, or leave barrier_kb out"
             )
         self._significant = Significant(
             self.threshold,
@@ -173,9 +175,9 @@ class Geo(WrappingPolicy):
     def facts(self) -> Facts | None:
         inner = self.inner.facts
         assert inner is not None
-        entries = f"the entries that have moved by more than {self.threshold:.3g} of their value"
+        entries = f"the entries that moved by more than {self.threshold:.3g} of their value"
         lead = f", other sites no more than {self.lead} steps behind" if self.lead else ""
-        lost = "what its site held back"
+        lost = "the unsent entries of its site"
         if self._paced:
             return replace(
                 inner,
@@ -184,7 +186,7 @@ class Geo(WrappingPolicy):
                 waits=f"{inner.waits}; for all sites, as for its own{lead}",
                 stale=f"{inner.stale}"
                 + (f", at other sites {self.lead} more" if self.lead else "")
-                + "; of the rest of theirs, what each site holds back until it is significant",
+                + "; their other entries, until they are significant",
                 lost_when_one_dies=f"the step that it was about to push; {lost}, if it kept its copy; the others stop",
             )
         return replace(
@@ -193,13 +195,13 @@ class Geo(WrappingPolicy):
             pace=Pace.TOGETHER,
             moves=f"the gradient inside a site, every step; between sites {entries}, every step, after the optimizer",
             waits=f"all workers for the slowest, every step{lead}"
-            + (f", none of them beyond {self.barrier_kb:g} kB under way" if self.barrier_kb else ""),
+            + (f", none with more than {self.barrier_kb:g} kB in transit" if self.barrier_kb else ""),
             stale=(
-                f"what was significant in the last {self.lead} steps elsewhere"
+                f"the significant entries of the last {self.lead} steps elsewhere"
                 if self.lead
-                else "nothing that was significant"
+                else "no significant entry"
             )
-            + "; of the rest, what each site holds back until it is",
+            + "; other entries, until they are significant",
             lost_when_one_dies=f"{lost}, if it was alone there; the others stop immediately",
         )
 
@@ -212,16 +214,15 @@ def _bounds_the_lead(inner: SyncPolicy) -> bool:
     if facts is not None and facts.payloads == (Payload.GRADIENT,) and facts.pace is Pace.TOGETHER:
         return False
     raise ConfigError(
-        f"geo: {inner!r} inside a site: a site speaks with one voice, so either its replicas are equal after every "
-        f"step, as under bsp, or its parameter server's copy has a clock that bounds the lead, as under ssp: use "
-        f"geo:bsp or geo:ssp:staleness=2, or sparse-local for steps apart"
+        f"geo: {inner!r} inside a site: its replicas must be equal after every step (bsp), or its parameter server "
+        "must bound the lead (ssp): use geo:bsp, geo:ssp:staleness=2, or sparse-local"
     )
 
 
 def _scaled(one: Exchange, part: float) -> Exchange:
     scale = one.merge.served(one.payload)
     if scale is None or one.merge != Add(scale):
-        raise ConfigError(f"geo: {one.merge!r} inside a site adds no movements, which divide=true scales: use ssp")
+        raise ConfigError(f"geo: {one.merge!r} inside a site does not add movements, which divide=true scales: use ssp")
     return replace(one, merge=Add(scale * part))
 
 

@@ -37,8 +37,8 @@ class Hierarchical(SyncPolicy):
             moves=f"the gradient inside a site, every step; the parameters between sites, {often(self.every)}",
             waits=f"a site for its slowest worker, every step; all for the slowest site, {often(self.every)}",
             stale=f"the steps of other sites since the last exchange, up to {self.every - 1}",
-            lost_when_one_dies="no update: its site has the same replica; its site stops immediately, the others when "
-            "the sites meet",
+            lost_when_one_dies="no update: its site has the same replica and stops immediately, the others at the "
+            "sites' next exchange",
         )
 
     def _make_plans(self, view: SyncView, meeting: int) -> dict[int, StepPlan]:

@@ -39,7 +39,7 @@ class Blocks(SyncPolicy):
             stops=True,
             moves=f"the parameters, {often(self.every)}, after the optimizer",
             waits=f"all workers for the slowest, {often(self.every)}",
-            stale=f"the others' steps of the running block, up to {self.every - 1}" if self.every > 1 else "nothing",
+            stale=f"the others' steps of the current block, up to {self.every - 1}" if self.every > 1 else "nothing",
             lost_when_one_dies=f"its steps since the last exchange, up to {self.every}; the others stop at the next",
         )
 
@@ -57,7 +57,7 @@ class LocalSGD(Blocks):
     """x_i ← mean of the replicas, weighted by samples, every few steps, after a warm-up of BSP (post-local SGD).
 
     Optimizer state stays with its worker. One step per block is BSP for plain SGD and for SGD with momentum, because
-    both are linear in the gradient; it is not for Adam, nor with clipping.
+    both are linear in the gradient; it is not for Adam or with clipping.
 
     Args:
         every: steps of a block.
@@ -117,8 +117,8 @@ class AnyMerge(Blocks):
         self.merge = merges.resolve(merge)
         if self.merge.combined is not Combined.MEAN or Payload.PARAMETERS not in self.merge.payloads:
             raise ConfigError(
-                f"blocks: {self.merge!r} does not average parameters: use easgd to draw replicas to a centre, asp to "
-                f"add up movements, or a merge whose contributions are averaged"
+                f"blocks: {self.merge!r} does not average parameters: use easgd, asp (which adds movements), or a "
+                "merge that averages its contributions"
             )
         self.evaluated = Evaluated.MEAN if self.merge.plain else Evaluated.CENTRE
         super().__init__(every=every, merge=self.merge, name="blocks")

@@ -49,7 +49,7 @@ def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str], *, chan
 def first_plans(
     policy: SyncPolicy, members: Members, sites: dict[int, str], *, changes: bool = False
 ) -> Iterator[StepPlan]:
-    """Yield the different plans of the first worker's first steps: one block and what precedes it."""
+    """Yield the different plans of the first worker's first steps: one block and the steps before it."""
     return (plan for _, plan in _first_plans(policy, members, sites, changes))
 
 

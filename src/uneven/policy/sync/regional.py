@@ -60,7 +60,7 @@ class Regional(SyncPolicy):
             every=far,
             pace=Pace.TOGETHER,
             stops=True,
-            moves=f"what was moved, inside a region, {often(self.every)}; the parameters between regions, {often(far)}",
+            moves=f"movements inside a region, {often(self.every)}; the parameters between regions, {often(far)}",
             waits=f"a region for its slowest worker, {often(self.every)}; all for the slowest region, {often(far)}",
             stale=f"the steps of other regions since the last exchange, up to {far - 1}",
             lost_when_one_dies=f"its steps since its region's last exchange, up to {self.every}; its region stops at "

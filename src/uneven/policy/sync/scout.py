@@ -153,12 +153,11 @@ def _knob(inner: SyncPolicy) -> tuple[str, tuple[Setting, ...]]:
             continue
         if inner.facts is not None and inner.facts.pace is not Pace.TOGETHER:
             raise ConfigError(
-                f"scout: under {inner!r} workers take steps at their own pace, so there is no step after which the "
-                f"models of all sites could visit each other: use geo:bsp"
+                f"scout: under {inner!r} workers step at their own pace, so sites have no common step: use geo:bsp"
             )
         return knob, settings
     raise ConfigError(
-        f"scout: {inner!r} has no knob that says how much it sends: use geo, sparse-local, topk, local or hierarchical"
+        f"scout: {inner!r} cannot change the amount that it sends: use geo, sparse-local, topk, local or hierarchical"
     )
 
 

@@ -62,8 +62,8 @@ class Shadow(WrappingPolicy):
             if any(one.piece is not None for one in plan.exchanges):
                 # Asynchronous workers would send different pieces at the same time.
                 raise ConfigError(
-                    f"shadow: {self.inner!r} exchanges pieces, which workers at their own pace would mix up: give it a "
-                    f"delay of its own, as in diloco:fragments=4,delay=2"
+                    f"shadow: {self.inner!r} exchanges pieces, which workers at their own pace would mix up: give "
+                    "it a delay, as in diloco:fragments=4,delay=2"
                 )
             moved = tuple(replace(one, moment=Moment.BACKGROUND, background=self._background) for one in plan.exchanges)
             last = self._last = (plan, StepPlan(exchanges=moved))
@@ -82,9 +82,9 @@ class Shadow(WrappingPolicy):
         return replace(
             inner,
             pace=Pace.OWN,
-            moves=f"{moves}, or as often as the link allows, in the background",
+            moves=f"{moves}, or as the link allows, in the background",
             waits="no worker",
-            stale="what the others did since the last exchange was begun, by the steps that an exchange takes",
+            stale="the others' steps since the last exchange began, as many as an exchange takes",
             lost_when_one_dies="its steps since its last finished exchange; "
             + ("the others' exchanges stop" if inner.stops else "the others continue"),
         )
@@ -98,18 +98,18 @@ def _check(inner: SyncPolicy) -> None:
     if Payload.GRADIENT in facts.payloads:
         near = "shadow:asp" if facts.pace is Pace.QUORUM else f"shadow:ma:every={facts.every}"
         raise ConfigError(
-            f"shadow: {inner!r} exchanges gradients, and a gradient of this step cannot arrive after it: use {near}, "
-            f"which exchanges parameters or movements"
+            f"shadow: {inner!r} exchanges gradients, which cannot arrive after their step: use {near}, which "
+            "exchanges parameters or movements"
         )
     if facts.pace is Pace.BOUNDED:
         raise ConfigError(
-            f"shadow: {inner!r} bounds how far workers lead, and in the background no worker waits: use shadow:asp, or "
-            f"{inner!r} without a shadow"
+            f"shadow: {inner!r} bounds the lead of workers, but in the background no worker waits: use shadow:asp, "
+            f"or {inner!r} without shadow"
         )
     if facts.pace is Pace.GROUPS:
         raise ConfigError(
-            f"shadow: {inner!r} forms its groups by the workers' clocks. Where no worker waits these drift apart, and "
-            f"groups could wait for each other in a ring: use shadow:ma:every={facts.every}"
+            f"shadow: {inner!r} groups workers by their clocks, which drift apart in the background, so groups "
+            f"could wait for each other in a ring: use shadow:ma:every={facts.every}"
         )
 
 
@@ -121,7 +121,6 @@ def _check_answers(inner: SyncPolicy) -> None:
     pulls = any(one.merge.combined is Combined.CENTRE for one in probe.exchanges)
     if pulls or (facts is not None and facts.pace is Pace.OWN):
         raise ConfigError(
-            f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "
-            f"bmuf; {inner!r} has a parameter server and says by options of its own what follows, as in "
-            f"shadow:easgd:alpha=0.3"
+            f"shadow: alpha and write_back apply to merges among workers, as in ma or bmuf; {inner!r} has a "
+            "parameter server: use its own options, as in shadow:easgd:alpha=0.3"
         )

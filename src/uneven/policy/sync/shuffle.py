@@ -48,9 +48,9 @@ class Shuffle(WrappingPolicy):
         return replace(
             inner,
             pace=Pace.GROUPS,
-            moves=f"{inner.moves}, within a group of the moment",
+            moves=f"{inner.moves}, within the current group",
             waits=f"each worker for the slowest of its group, {often(inner.every)}; delays spread from group to group",
-            stale=f"what others did before it has come through the groups, which takes {self.groups.reach}",
+            stale=f"the steps of others until they have passed through the groups, in {self.groups.reach}",
             lost_when_one_dies=f"its steps since the last exchange, up to {inner.every}; its group stops at the next "
             "one, then the others",
         )
@@ -69,7 +69,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """Return ``inner`` in groups that change with each exchange (DS-Sync).
+    """Runs ``inner`` in groups that change with each exchange (DS-Sync).
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).
@@ -86,23 +86,23 @@ def ds_sync(
 def _checked(inner: SyncPolicy) -> Facts:
     facts = inner.facts
     if facts is None:
-        raise ConfigError(f"shuffle: {inner!r} states no facts, so how often it exchanges is unknown: give it `facts`")
+        raise ConfigError(f"shuffle: {inner!r} has no facts, so its period is unknown: give it `facts`")
     if Payload.GRADIENT in facts.payloads:
         raise ConfigError(
-            f"shuffle: {inner!r} exchanges gradients, and replicas that take steps on the gradients of other groups "
-            f"drift apart: use shuffle:ma, which averages the parameters"
+            f"shuffle: {inner!r} exchanges gradients, so replicas of different groups would drift apart: use "
+            "shuffle:ma, which averages the parameters"
         )
     if facts.pace is not Pace.TOGETHER:
         raise ConfigError(
-            f"shuffle: under {inner!r} workers do not meet, so there is no group to divide: use shuffle:ma:every="
-            f"{facts.every}"
+            f"shuffle: under {inner!r} workers exchange with a server and not in groups: use "
+            f"shuffle:ma:every={facts.every}"
         )
     # Facts do not tell how parameters are merged, so look at the exchange at the end of the first block.
     probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
     for exchange in inner.plan(probe).exchanges:
         if exchange.via is not Via.GROUP or not exchange.merge.plain:
             raise ConfigError(
-                f"shuffle: {inner!r} keeps a copy or a momentum that all share ({type(exchange.merge).__name__}), and "
-                f"changing groups would tear it apart: use shuffle:ma:every={facts.every}"
+                f"shuffle: {inner!r} keeps a copy or a momentum that all workers share "
+                f"({type(exchange.merge).__name__}), so it needs fixed groups: use shuffle:ma:every={facts.every}"
             )
     return facts

@@ -20,8 +20,8 @@ class SparseLocal(SyncPolicy):
     weighted by samples, so replicas are equal. This is the form of SparseLoCo (2025): top-k of chunks, values of 2
     bits, error feedback, no outer momentum; the levels of the two bits are ours. Density 1 with 32 bits is local SGD.
 
-    With ``delay`` the workers train on during an exchange, and its outcome is added to what they learned in between:
-    x += outcome − the replica when it was sent.
+    With ``delay`` the workers train on during an exchange, and its outcome is added to their steps in between: x +=
+    outcome − the replica when it was sent.
 
     Args:
         every: steps of a block.
@@ -49,8 +49,8 @@ class SparseLocal(SyncPolicy):
         self.delay = whole(self._name, "delay", delay, least=0)
         if self.delay >= self.every:
             raise ConfigError(
-                f"{self._name}: delay = {self.delay} with every = {self.every}: a block is through before the next one "
-                f"leaves: take a delay below {self.every}"
+                f"{self._name}: delay = {self.delay} with every = {self.every}: use a delay below {self.every}, so "
+                "that each exchange ends before the next one"
             )
         self.density = number(self._name, "density", density, "(0, 1]")
         self.bits = whole(self._name, "bits", bits, least=1)
@@ -77,12 +77,12 @@ class SparseLocal(SyncPolicy):
             every=self.every,
             pace=Pace.TOGETHER,
             stops=True,
-            moves=f"{moves}the largest {100 * self.density:.3g} % of what was moved, {self.bits} bits each, "
+            moves=f"{moves}the largest {100 * self.density:.3g} % of the movements, {self.bits} bits each, "
             f"{often(self.every)}, after the optimizer",
             waits=f"{waits}all workers for the slowest, {often(self.every)}{late}",
-            stale=(f"the others' steps of the running block, up to {behind}, and " if behind else "")
+            stale=(f"the others' steps of the current block, up to {behind}, and " if behind else "")
             + "the smaller entries, until they are among the largest",
-            lost_when_one_dies="what it had not sent yet; the others stop at the next exchange",
+            lost_when_one_dies="its unsent entries; the others stop at the next exchange",
         )
 
     def _make_plans(self, view: SyncView, phase: int) -> dict[int, StepPlan]:

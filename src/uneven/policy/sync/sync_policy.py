@@ -19,23 +19,23 @@ from uneven.policy.core.views import SyncView
 class Evaluated(Enum):
     """The model that is evaluated and saved."""
 
-    REPLICA = "replica"  # any worker's; they are equal
-    MEAN = "mean"  # the mean of the replicas
-    CENTRE = "centre"  # the server's parameters; without a server, the point from which the replicas last started
+    REPLICA = "replica"  #: any worker's; they are equal
+    MEAN = "mean"  #: the mean of the replicas
+    CENTRE = "centre"  #: the server's parameters; without a server, the point from which the replicas last started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The properties of a policy, for ``uneven plan``, for messages and for checks before a run."""
 
-    payloads: tuple[Payload, ...]  # every payload that it may ever exchange
-    every: int = 1  # steps between two exchanges of a worker
-    pace: Pace  # the workers that a worker waits for
-    stops: bool  # whether the others stop when one worker dies
-    moves: str  # this and the next three: in words, without a full stop
-    waits: str
-    stale: str
-    lost_when_one_dies: str
+    payloads: tuple[Payload, ...]  #: every payload that it may exchange
+    every: int = 1  #: steps between two exchanges of a worker
+    pace: Pace  #: the workers that a worker waits for
+    stops: bool  #: whether the others stop when one worker dies
+    moves: str  #: the exchanges, in words, without a full stop
+    waits: str  #: the waits, in words
+    stale: str  #: the staleness of the parameters, in words
+    lost_when_one_dies: str  #: the work that is lost with a worker, in words
 
 
 class TunedPolicy(Protocol):
@@ -89,7 +89,7 @@ class SyncPolicy(ABC):
 
     @abstractmethod
     def plan(self, view: SyncView) -> StepPlan:
-        """Return what this worker exchanges and waits for around its next step; equal views get equal plans."""
+        """Return the exchanges and waits of this worker's next step, from ``view``; equal views get equal plans."""
 
     @property
     def facts(self) -> Facts | None:
@@ -102,11 +102,11 @@ class SyncPolicy(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that must survive a restart, as plain JSON-able data."""
+        """Return the state that must survive a restart, as plain data for JSON."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing kept, nothing to load
-        """Restore what :meth:`state_dict` returned."""
+        """Restore ``state``, a result of :meth:`state_dict`."""
 
     def __repr__(self) -> str:
         names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]

@@ -25,7 +25,7 @@ def threaded(policy: str | SyncPolicy | None, balancer: str | Balancer, threads:
     if any(one.via is Via.SERVER for one in exchanges) and not beside:
         return (
             f"{said}: each of its steps goes through a parameter server, and the threads of a worker do not step "
-            f"together; use sync = 'shadow:easgd', which goes there in the background, or threads = 1"
+            "together; use sync = 'shadow:easgd', which uses it in the background, or threads = 1"
         )
     if workers == 1:
         return None

@@ -149,7 +149,9 @@ def _padding(module: nn.Conv2d) -> tuple[int, int]:
     if module.padding == "same":
         down, right = module.kernel_size
         if down % 2 == 0 or right % 2 == 0:
-            raise ConfigError("padding='same' with an even kernel pads more on one side")
+            raise ConfigError(
+                "padding='same' with an even kernel is asymmetric: use an odd kernel, or give the padding as numbers"
+            )
         return down // 2, right // 2
     return _pair(module.padding)
 

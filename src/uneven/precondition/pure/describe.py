@@ -19,7 +19,7 @@ def described(
     ``share`` is f; ``own`` is all work on owned squares; ``factors`` has samples as cost.
     """
     if not own.busy_s > 0.0 or not own.cost > 0.0:
-        raise ConfigError("what a preconditioner costs is known after some steps of a worker that turns gradients")
+        raise ConfigError("the costs of the preconditioner are not measured yet: train some steps first")
     a, g = items[0].sides
     one = Preconditioning(
         layers=tuple(item.sides for item in items),

@@ -94,8 +94,8 @@ class Schedule:
         often, seldom = (round(value(one, step)) for one in (self.factors, self.refresh))
         if often < 1 or seldom % often:
             raise ConfigError(
-                f"factor_update_steps = {often}, inv_update_steps = {seldom} at step {step}: both must be at least one "
-                f"step, and the second a multiple of the first, for instance 10 and 100"
+                f"factor_update_steps = {often}, inv_update_steps = {seldom} at step {step}: give at least 1, and a "
+                "second one that is a multiple of the first, for instance 10 and 100"
             )
         return often, seldom
 

@@ -74,13 +74,13 @@ def one_number(call: str, value: Any) -> float:
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for a tensor of several elements
-            raise ConfigError(f"{call} is given a {type(value).__name__}, which is no number ({error})") from error
-    raise ConfigError(f"{call} is given {value!r}, which is no number")
+            raise ConfigError(f"{call} got a {type(value).__name__}: give a number ({error})") from error
+    raise ConfigError(f"{call} got {value!r}: give a number")
 
 
 def leave(context: Context) -> None:
     """Close the context of a session that was dropped without ``close``, or at the end of the program."""
-    context.connection.dropped = not program_ends()  # in mid-program it must not wait for the others
+    context.connection.dropped = not program_ends()  # mid-program it must not wait for the others
     context.close()
 
 

@@ -125,10 +125,10 @@ class FixedMembers:
 
     def heed(self, notice: Callable[[], float | None]) -> None:
         if not self.alone:
-            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
+            raise ConfigError("Session(notice=…) works in elastic runs only: start with `uneven run --elastic MIN:MAX`")
 
     def leave(self) -> None:
-        raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
+        raise ConfigError("session.leave works in elastic runs only: start with `uneven run --elastic MIN:MAX`")
 
     def _nothing(self, *_: object, **__: object) -> None: ...
 

@@ -132,8 +132,8 @@ class ExchangedSteps(Gradients):
         if missed > (seen > 0) and with_gradient:
             raise TrainingError(
                 f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
-                f"that session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile "
-                f"has compiled it before, pass what torch.compile returned to session.setup"
+                "that session.setup returned, model(x), not model.forward(x) or a part of it; compile before "
+                "session.setup"
             )
         self._steps[id(optimizer)] = (self._exchanges, missed)
         return closure
@@ -145,8 +145,8 @@ class ExchangedSteps(Gradients):
         self._past = self._past + 1 if past and self.turn.exchanging else 0
         if self._past > 1:
             raise TrainingError(
-                f"iteration {self.turn.iteration}: the parameters have changed, but no gradients were exchanged. That "
-                f"happens in loss.backward(), not in torch.autograd.grad or torch.func.grad: call loss.backward() and "
-                f"update by what is in .grad then"
+                f"iteration {self.turn.iteration}: the parameters changed, but no gradients were exchanged. "
+                "loss.backward() exchanges them, torch.autograd.grad and torch.func.grad do not: call "
+                "loss.backward(), and update with .grad"
             )
         self.turn = turn

@@ -87,7 +87,7 @@ class PassFollower:
         newest = self._hands.newest
         if self._strict and (newest is not turn or (gradient is not None and self._hands.over)):
             raise TrainingError(
-                f"iteration {turn.iteration}: the loader was asked for the next batch before this one's step was over. "
-                f"Under {self._policy} parameters are exchanged when the next batch is asked for: ask for it after "
-                f"optimizer.step(), without a prefetcher, a look ahead or a batch that is used again, or use sync='bsp'"
+                f"iteration {turn.iteration}: the loader was asked for the next batch before the step of this one "
+                f"ended. {self._policy} exchanges parameters when the next batch is requested: request it after "
+                "optimizer.step(), without a prefetcher, a look ahead or a reused batch, or use sync='bsp'"
             )

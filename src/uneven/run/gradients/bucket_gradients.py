@@ -71,7 +71,7 @@ class BucketGradients(ExchangedSteps):
         turn_now: returns the turn of the newest forward pass's batch; None if that pass is not on a loader's batch.
         observer: notified when the last bucket is ready and when the exchange has ended.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
-        group: of DDP's reducer: those who average, or only this process if members come and go.
+        group: of DDP's reducer: the averaging workers, or only this process if members come and go.
         groups: the groups in which gradients are averaged in this step, if those of any plan can be.
     """
 
@@ -210,8 +210,8 @@ class BucketGradients(ExchangedSteps):
         elif turn is not self.turn and not turn.counts_like(self.turn):
             raise TrainingError(
                 f"one backward pass through the batches of iterations {self.turn.iteration} and {turn.iteration}, "
-                f"which count differently ({self.scale.now:.4g} and {turn.in_gradient:.4g} of the gradient): call "
-                f"backward once for each batch, all but the last inside session.no_sync()"
+                f"which have different weights ({self.scale.now:.4g} and {turn.in_gradient:.4g} of the gradient): "
+                "call backward once for each batch, all but the last inside session.no_sync()"
             )
 
     def _prepare_again(self) -> None:

@@ -69,7 +69,7 @@ class FirstLosses:
 
 
 def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
-    """Explain why these losses are not means over samples and what to write; "" if they are, or if the graph hides it.
+    """Explain why these losses are not means over samples, with the remedy; "" if they are, or if the graph hides it.
     One of ``sizes``, the leading sizes of the model's inputs, is the number of samples."""
     roots = [one.grad_fn for one in losses if getattr(one, "grad_fn", None) is not None]
     sums = (_sum(node, sizes) for node in _reached(roots, _keeps_sum))

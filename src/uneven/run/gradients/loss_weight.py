@@ -107,7 +107,7 @@ class _AlikePasses:
         if of is not before:
             raise TrainingError(
                 f"forward passes on the batches of iterations {before.iteration} and {of.iteration} in one block of "
-                f"session.weighted or session.summed: each batch has a count of its own, so give each its block"
+                "session.weighted or session.summed: give each batch its own block, because each has its own count"
             )
         return made
 

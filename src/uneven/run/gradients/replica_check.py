@@ -1,9 +1,9 @@
 """The check that replicas still agree, by a few numbers of each tensor, in steps 1, 2, 4, 8, … and when an epoch
 starts.
 
-If gradients are averaged in every step, replicas stay equal only if all workers change them identically. A layer that
-its first batch initializes, a scheduler that follows a worker's own loss, or a step on one rank makes them diverge
-without an error. Replicas agree up to rounding, which differs between processors.
+If gradients are averaged in every step, replicas stay equal only if all workers change them identically. They diverge
+without an error by a layer that its first batch initializes, a scheduler that follows a worker's own loss, or a step on
+one rank. Replicas agree up to rounding, which differs between processors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _APART = 100
 _RATES = "learning rates"
 
 _REMEDIES = {
-    "parameter": "A layer that its first batch initializes needs one batch before session.setup; all ranks have to "
-    "make any other change alike",
+    "parameter": "A layer that its first batch initializes needs one batch before session.setup; make other "
+    "changes on all ranks",
     "buffer": "A forward pass has written it, but the first one did not, so it is not averaged: write it in each pass, "
     "or name it in model._ddp_params_and_buffers_to_ignore if it may differ",
     "learning": "Give schedulers the same numbers on all ranks: scheduler.step(session.mean(loss))",

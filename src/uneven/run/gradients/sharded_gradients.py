@@ -1,4 +1,4 @@
-"""The gradient exchange of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
+"""The gradient exchange of a model that is sharded over the workers (``fully_shard``: FSDP2 and HSDP).
 
 torch scatters the sums of gradients itself, layer by layer. So torch's divisor is set to 1, and the gradient at
 the model's output is multiplied by x_i / X: the sums are Σ (x_i / X) ḡ_i. Gradients are linear in it, so this is exact
@@ -56,8 +56,8 @@ class ShardedGradients(Gradients):
         Raises :class:`ConfigError` for DDP options such as bucket sizes, which need whole models."""
         if given := [name for name, value in ddp.items() if value not in (False, None)]:
             raise ConfigError(
-                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, and "
-                f"needs none of them; leave them out"
+                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer, so these "
+                "options have no effect; leave them out"
             )
         self._model, self.owner = model, owner
         for one in model.parameters():
@@ -82,8 +82,8 @@ class ShardedGradients(Gradients):
 
     def check_apart(self, caller: str) -> None:
         raise ConfigError(
-            f"{caller} with fully_shard: each pass of a sharded model meets all workers, so none can go by itself; "
-            f"give all equally many batches, and add up by session.mean"
+            f"{caller} with fully_shard: each pass of a sharded model needs all workers; give all the same number "
+            "of batches, and add up with session.mean"
         )
 
     def detach(self) -> None:
@@ -129,8 +129,8 @@ class ShardedGradients(Gradients):
         output, found = weighted_on_entering(output, lambda: self._enter(turn))
         if not found:
             raise TrainingError(
-                f"iteration {turn.iteration}: no tensor was found in the model's output, a {type(output).__name__}, by "
-                f"which its gradient could be weighted: return tensors, or containers of them that torch knows"
+                f"iteration {turn.iteration}: the model's output, a {type(output).__name__}, has no tensor whose "
+                "gradient could be weighted: return tensors, or containers that torch knows"
             )
         if self._statistics is not None and self._synchronise and model.training:
             self.traffic.sent_bytes += self._statistics.start(turn.weight)

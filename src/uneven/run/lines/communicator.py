@@ -63,7 +63,7 @@ class Communicator(Protocol):
     """One thread's row of rounds, each from ``begin`` to ``land``.
 
     A tensor that is added is flat and contiguous, of the same length and dtype on all members. It must not change
-    before the end of the round. Its weight is its factor, asked for when it is sent, and again after a loss.
+    before the end of the round. Its weight is its factor, read when it is sent, and again after a loss.
 
     ``land`` waits for all sums and returns the workers whose tensors are in them. With ``words``, members that come and
     go announce what they are about to do. It raises PeerError if a worker does not take part in time, or too few are

@@ -93,8 +93,8 @@ class ElasticCommunicator:
     def begin(self, at: RoundPlace) -> None:
         if self.at is not None:
             raise TrainingError(
-                f"{at.what} inside of {self.at.what}: in an elastic run one exchange is made after the other, as all "
-                f"members must have made the same ones when one of them is lost; wait for one before the next"
+                f"{at.what} inside of {self.at.what}: elastic runs exchange one after the other, so that members "
+                "can repeat an exchange after a loss; wait for one before the next"
             )
         self._listener.flush()
         self.at = at

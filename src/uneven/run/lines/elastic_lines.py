@@ -46,7 +46,7 @@ class ElasticLines(Lines):
             raise ConfigError(f"line {name!r}: {self._refusal}")
         if members is not None and set(members) != set(self.members):
             raise ConfigError(
-                f"line {name!r} for ranks {tuple(members)}: in an elastic run a line is for all, as members come and go"
+                f"line {name!r} for ranks {tuple(members)}: give all members, because elastic runs change them"
             )
         return super().open(name)
 
@@ -75,7 +75,9 @@ class _ElasticCarrier:
 
     def _from(self, source: int) -> float:
         if source not in self._rounds.membership.members:
-            raise PeerError(f"worker {source} is gone, which was to give what a broadcast on a line gives to all")
+            raise PeerError(
+                f"worker {source}, the source of a broadcast on a line, is gone: repeat it from another worker"
+            )
         return float(source == self._rounds.membership.worker)
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
@@ -116,6 +118,6 @@ class _UnderWay:
 
 def _refused(kind: str) -> ConfigError:
     return ConfigError(
-        f"{kind} on a line in an elastic run: all members make the same exchanges, so that they can make one again "
-        f"when a worker is lost in it; use all_to_all, with empty tensors for the others, or leave --elastic out"
+        f"{kind} on a line in an elastic run: members must make the same exchanges, to repeat one after a loss; use "
+        "all_to_all with empty tensors for the others, or leave --elastic out"
     )

@@ -100,4 +100,4 @@ def out_of_step(
         "makes different numbers of pieces: take `for x, y in session.passes(batch)`, with "
         "session.loader(…, microbatch=n). LBFGS ends by the loss that its closure returns: return session.mean(loss)"
     )
-    return TrainingError(f"ranks are out of step, and would mix batches that do not belong together ({where}): {cause}")
+    return TrainingError(f"ranks are out of step, and would mix different batches ({where}): {cause}")

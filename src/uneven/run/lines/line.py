@@ -148,7 +148,7 @@ class Line:
 
     def _check(self, peer: int) -> None:
         if peer not in self.members:
-            raise ConfigError(f"line {self.name!r}: rank {peer} is none of its members, which are {self.members}")
+            raise ConfigError(f"line {self.name!r}: rank {peer} is not one of its members, {self.members}")
 
     def _check_other(self, peer: int) -> None:
         self._check(peer)
@@ -166,7 +166,7 @@ class Line:
 
     def _begin(self, kind: str, begin: Callable[[], Work], sent_bytes: int) -> Handle:
         if self.rank not in self.members:
-            raise ConfigError(f"line {self.name!r}: rank {self.rank} is none of its members, which are {self.members}")
+            raise ConfigError(f"line {self.name!r}: rank {self.rank} is not one of its members, {self.members}")
         what = f"{kind} on line {self.name!r}"
         with self.waiting(what):  # gloo raises here already if a peer is known to have failed
             work = begin()
@@ -175,7 +175,7 @@ class Line:
 
 
 class Lines(ABC):
-    """A factory of lines; every worker opens the same ones in the same order, including those of which it is not a
+    """A factory of lines; every worker opens the same ones in the same order, including those without itself as a
     member.
 
     Attributes:

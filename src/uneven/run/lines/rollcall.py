@@ -84,29 +84,29 @@ class RollCall:
         states = self._verdict or self._ask(what) or self._verdict
         if states is None:
             return PeerError(
-                f"{what} failed on rank {self._rank}, and the store that the ranks met at does not answer: the process "
-                f"that keeps it (the launcher, or rank 0 without one) has ended or hangs ({short})"
+                f"{what} failed on rank {self._rank}, and the store of the run does not answer: its process (the "
+                f"launcher, or rank 0 without one) has ended or hangs ({short})"
             )
         silent = [rank for rank in range(self._size) if rank not in states]
         absent = [rank for rank, state in sorted(states.items()) if state == _ELSEWHERE]
         if silent:
             return PeerError(
-                f"{what}: {_ranks(silent)} did not take part and gives no sign of life within {_GRACE_S:g} s. Look "
-                f"there for the error, for a process that was stopped, or for a machine too busy to answer (noticed by "
-                f"rank {self._rank}: {short})"
+                f"{what}: {_ranks(silent)} did not take part and sent no heartbeat within {_GRACE_S:g} s. Look "
+                f"there for an error, a stopped process or an overloaded machine (noticed by rank {self._rank}: "
+                f"{short})"
             )
         if absent:
             return PeerError(
                 f"{what}: {_ranks(absent)} did not take part within {self._timeout_s:g} s, but is alive: it hangs "
-                f"elsewhere, left the loop that the others are in, or is only slow and needs a larger timeout_s "
-                f"(noticed by rank {self._rank}: {short})"
+                f"elsewhere, left the loop, or is slow and needs a larger timeout_s (noticed by rank {self._rank}: "
+                f"{short})"
             )
         if len(set(states.values())) > 1:
             return PeerError(
-                f"{what}: the ranks wait for each other in different exchanges ({_places(states)}): all ranks must run "
-                f"the same loop. Look for a break, continue or return that only some ranks reach, for pieces of a "
-                f"batch (x.split(n)), whose number differs by rank, or for a connection that broke when some ranks had "
-                f"completed an exchange and others had not (noticed by rank {self._rank}: {short})"
+                f"{what}: the ranks wait for each other in different exchanges ({_places(states)}): all ranks must "
+                "run the same loop. Look for a break, continue or return that only some ranks reach, for pieces of "
+                "a batch (x.split(n)), whose number differs by rank, or for a connection that broke during an "
+                f"exchange (noticed by rank {self._rank}: {short})"
             )
         return PeerError(
             f"{what} failed on rank {self._rank} although all {self._size} ranks are alive and wait in it: the "
@@ -145,7 +145,7 @@ class RollCall:
     def _ask(self, what: str) -> dict[int, str] | None:
         """Return the state of each rank that answers; None if the store does not."""
         states: dict[int, str] = {}
-        try:  # in a thread with a limit, because a stopped store would block for ever
+        try:  # in a thread with a limit, because a stopped store would block forever
             within(_GRACE_S + 1.0, lambda: self._collect(what, states))
         except (RuntimeError, TimeoutError) as error:  # answers received before the store ended are still valid
             self._lost = isinstance(error, TimeoutError)

@@ -22,7 +22,10 @@ def _at_once(what: str) -> Iterator[None]:
 
 
 class ThreadLines(Lines):
-    """One worker's lines to other threads; :meth:`of` creates those of all. ``places`` is shared by all workers."""
+    """The lines of worker ``rank`` to other threads, for tests; :meth:`of` creates those of all.
+
+    All workers share ``places``; ``waiting`` records waits, and ``book`` counts bytes.
+    """
 
     def __init__(
         self, rank: int, places: _Places, waiting: Waiting = _at_once, book: TrafficBook | None = None
@@ -40,7 +43,7 @@ class ThreadLines(Lines):
 
     @classmethod
     def alone(cls, waiting: Waiting, book: TrafficBook) -> ThreadLines:
-        """Return the lines of a single-process run."""
+        """Return the lines of a single-process run, with its ``waiting`` and ``book``."""
         return cls(0, _Places(1, 0.0), waiting, book)
 
     def _texts(self, mine: str) -> Sequence[str]:

@@ -59,7 +59,7 @@ class TakenPositions:
 
 
 class EvaluatedTotals:
-    """Sums over the batches of a worker, by name; in float64, which is exact for integers up to 2⁵³."""
+    """Named sums over the batches of a worker, in float64, which is exact for integers up to 2⁵³."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -72,8 +72,8 @@ class EvaluatedTotals:
         for name, value in named.items():
             if not isinstance(name, str) or not isinstance(value, int | float | Tensor):
                 raise DataError(
-                    f"session.evaluate: the function returned {name!r}: {type(value).__name__}; return a number, a "
-                    f"tensor, or a dictionary of such by name: sums over the batch"
+                    f"session.evaluate: the function returned {name!r}: {type(value).__name__}; return sums over "
+                    "the batch: a number, a tensor, or a dictionary of them"
                 )
         counts = {name: torch.as_tensor(value).detach() for name, value in named.items()}
         if not self.sums:
@@ -81,8 +81,8 @@ class EvaluatedTotals:
             self.whole = {name: not one.dtype.is_floating_point for name, one in counts.items()}
         if {name: one.shape for name, one in counts.items()} != {name: one.shape for name, one in self.sums.items()}:
             raise DataError(
-                f"session.evaluate: the function returned {_shapes(counts)} after {_shapes(self.sums)}: the same sums "
-                f"are expected of every batch"
+                f"session.evaluate: the function returned {_shapes(counts)} after {_shapes(self.sums)}: return the "
+                "same sums each time"
             )
         for name, one in counts.items():
             self.sums[name] += one.to("cpu", torch.float64)
@@ -156,7 +156,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def batches_of(dataset: Any, positions: Iterable[list[int]], options: dict[str, Any]) -> DataLoader[Any]:
     """Return this worker's batches; raise :class:`ConfigError` if ``options`` holds an option that is decided here."""
     if wrong := sorted(set(options) & {"shuffle", "sampler", "batch_sampler", "drop_last", "generator"}):
-        raise ConfigError(f"session.evaluate({wrong[0]}=…): each sample is used once, by who is free; leave it out")
+        raise ConfigError(
+            f"session.evaluate({wrong[0]}=…): an evaluation uses each sample once, on any free worker; leave it out"
+        )
     # Its own generator: torch draws a seed when a loader starts, which must not change the script's random numbers.
     return DataLoader(dataset, batch_sampler=positions, generator=torch.Generator(), **options)
 

@@ -116,8 +116,8 @@ class MendedEvaluation:
             if time.monotonic() > until_s:
                 board.miss(open_, "the evaluation")
                 raise PeerError(
-                    f"session.evaluate: worker {', '.join(map(str, open_))} did not come to the end of it within "
-                    f"{timeout_s:g} s; one that is only slow needs a larger timeout_s"
+                    f"session.evaluate: worker {', '.join(map(str, open_))} did not reach its end within "
+                    f"{timeout_s:g} s; a slow worker needs a larger timeout_s"
                 )
             time.sleep(_LOOK_EVERY_S)
 
@@ -159,7 +159,7 @@ class OverAll:
     def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
         number = one_number("session.weighted", count)
         if not (math.isfinite(number) and number >= 0.0):
-            raise ConfigError(f"session.weighted({number}): give what the mean is divided by, a number of 0 or more")
+            raise ConfigError(f"session.weighted({number}): give the divisor of the mean, 0 or more")
         if self._alone("session.weighted"):
             return self._loop.counting.alone()
         return self._loop.counting.block(number, self._gathered)
@@ -247,7 +247,9 @@ class OverAll:
         loader = self._loop.loader
         size = loader.batch_size if given is None and loader is not None else given
         if type(size) is not int or size < 1:
-            raise ConfigError(f"session.evaluate(batch_size={given!r}): give the samples of all workers together")
+            raise ConfigError(
+                f"session.evaluate(batch_size={given!r}): give the number of samples of all workers together"
+            )
         return size
 
     def counts(self) -> float:
@@ -270,8 +272,7 @@ class OverAll:
         # Under other policies workers average parameters, so a weight of the gradient would have no effect on others.
         if not loop.model.agreement.gradients_only or loop.gradients.members is None:
             raise ConfigError(
-                f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
-                f"and not gradients; use sync='bsp'"
+                f"{caller} under sync = {describe(loop.context.policy)}: it averages parameters; use sync='bsp'"
             )
         self._open()
         return False
@@ -280,7 +281,7 @@ class OverAll:
         """Return the line for sums over all workers; raise :class:`ConfigError` before ``setup``."""
         if self._line is None:
             if (run := self._loop.parts.run) is None:
-                raise ConfigError("what is summed over all workers comes after session.setup(model, optimizer)")
+                raise ConfigError("sums over all workers come after session.setup(model, optimizer)")
             self._line = run.lines.open("session")
         return self._line
 

@@ -54,8 +54,8 @@ def _rows(batch: Any) -> int:
         if one.dim():
             return len(one)
     raise DataError(
-        f"session.passes of a {type(batch).__name__}: it holds no tensor whose first size says how many "
-        f"samples it is of"
+        f"session.passes of a {type(batch).__name__}: give a batch with a tensor whose first dimension counts the "
+        "samples"
     )
 
 

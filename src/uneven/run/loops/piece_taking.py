@@ -212,6 +212,6 @@ def _check(loop: StepLoop, model: nn.Module) -> None:
     elif is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()):
         why = "with fully_shard or SyncBatchNorm: each of their passes meets all workers, which take unequally many"
     elif (device := check_model(model)).type != "cpu":
-        why = f"on {device}: a pass there is over when the device says so, not when the script goes on"
+        why = f"on {device}: its passes end asynchronously to the script"
     if why:
         raise ConfigError(f"session.loader(together=True) {why}")

@@ -134,14 +134,13 @@ class Preparation:
         if asked.ahead and ids is not None:
             if not parts.reads:
                 raise ConfigError(
-                    f"session.loader(ahead={asked.ahead}): nothing is asked for ahead; it is for models with tables of "
-                    f"uneven.embedding, given to session.setup before"
+                    f"session.loader(ahead={asked.ahead}): ahead is for models with tables of uneven.embedding: "
+                    "leave it out, or call session.setup first"
                 )
             asked = replace(asked, ids=lambda batch: parts.batch_read(ids(batch)))
         if there.changes and is_stream(asked.dataset):
             raise DataError(
-                "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
-                "that is lost cannot be read again"
+                "an elastic run needs a dataset with __len__ and __getitem__, to repeat samples of a lost worker"
             )
         division = Division(
             rank=context.rank, workers=len(context.members), seed=context.config.seed,
@@ -193,7 +192,7 @@ class Preparation:
     def _given(self, caller: str) -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
         model, *optimizers = (one() for one in self._tried)
         if model is None:
-            raise ConfigError(f"{caller}: the model that was given to session.setup is gone")
+            raise ConfigError(f"{caller}: the model that session.setup got was deleted: keep a reference to it")
         return model, tuple(one for one in optimizers if one is not None)
 
     def _say_ready(self) -> bool:
@@ -209,8 +208,8 @@ def _check_stateful(objects: tuple[Any, ...]) -> None:
     for one in objects:
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise ConfigError(
-                f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, "
-                f"its optimizers, and what else a worker that joins needs"
+                f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, its "
+                "optimizers, and other state that a joining worker needs"
             )
 
 
@@ -218,13 +217,13 @@ def _shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) 
     """Return the number of samples in each worker's stream, and the most that each takes in one step."""
     if not is_stream(dataset) or not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise DataError(
-            f"session.loader(sharded=True) of a {type(dataset).__name__}: it is for a stream of this worker's own, an "
-            f"IterableDataset whose __len__ says how many samples this worker has, at least 1"
+            f"session.loader(sharded=True) of a {type(dataset).__name__}: give this worker's stream, an "
+            "IterableDataset whose __len__ is its number of samples, at least 1"
         )
     if loop.own_pace is not None:
         raise ConfigError(
-            f"session.loader(sharded=True) under sync = {describe(loop.context.policy)}: workers take samples at their "
-            f"own pace there; take a policy whose workers step together"
+            f"session.loader(sharded=True) under sync = {describe(loop.context.policy)}: its workers take samples "
+            "at their own pace; use a policy whose workers step together"
         )
     mine = {"sharded": True, "_length": len(dataset), "_most": batch_size if most is None else most}
     said = compare(loop.context.connection.transport, mine, "session.loader")

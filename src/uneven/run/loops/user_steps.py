@@ -28,8 +28,8 @@ class UserSteps:
         loop, steps = self._loop, self._steps(batch_size, samples)
         if loop.part is not None:
             raise TrainingError(
-                f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another "
-                f"one. If a generator holds it, close that first"
+                f"session.step inside of step {loop.part.iteration}, which has not ended: end it first; if a "
+                "generator is inside it, close the generator"
             )
         steps.enter()
         part = steps.next(loop.reports.shares, samples)
@@ -71,8 +71,8 @@ class UserSteps:
             self._checkpoint.begin_with(loader)
         elif batch_size not in (None, loader.batch_size):
             raise ConfigError(
-                f"session.step(batch_size={batch_size}): the global batch of the first one was {loader.batch_size}, "
-                f"and it is the same in every step"
+                f"session.step(batch_size={batch_size}): the first one had {loader.batch_size}; give the same in "
+                "every step"
             )
         return loader
 
@@ -80,15 +80,15 @@ class UserSteps:
         loop, context = self._loop, self._loop.context
         if loop.own_pace is not None:
             raise ConfigError(
-                f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
-                f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
+                f"session.step under sync = {describe(context.policy)}: its workers take samples at their own pace, "
+                "which only session.loader supports; use a loader, or a policy whose workers step together"
             )
         size, there = batch_size, context.participants
         if size is None:
             said = compare(context.connection.transport, {"_samples": samples}, "session.step")
             each = [int(one["_samples"]) for one in said[: context.world.size]]  # of the founders
             if (size := sum(each)) == 0:
-                raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
+                raise ConfigError(f"session.step(samples=…): the workers give {each}; at least one must be above 0")
         adds_up = batch_size is None
         steps = DrawnSteps(size, context.rank, adds_up=adds_up, changing=there.changing, enter=there.enter)
         loop.reports.start(steps, samples, samples)  # limits that are equal, if given: the share cannot move

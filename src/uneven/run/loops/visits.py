@@ -39,7 +39,7 @@ class Visits(Part):
         self._policy: TunedPolicy | None = None
 
     def bind(self, policy: TunedPolicy, sites: dict[int, str], book: TrafficBook) -> None:
-        """Connect the policy that receives the results, the sites of the workers, and the traffic counts."""
+        """Connect the ``policy`` that receives the results, the ``sites`` by rank, and the ``book`` of traffic."""
         self._policy = policy
         self._book = book
         names = sorted(set(sites.values()))
@@ -122,17 +122,12 @@ def bind_visits(context: Context, parts: Sequence[Part]) -> None:
     policy, tuned = context.policy, context.policy.tuned
     if tuned is not None and not visits:
         raise ConfigError(
-            f"sync = {policy!r} has to hear what models lose at other sites: give the session a function that says how "
-            f"well a model does on samples of its own site, Session(parts=[uneven.Visits(score)]), or name the policy "
-            f"inside alone"
+            f"sync = {policy!r} needs the losses of models at other sites: give the session a function that scores "
+            "a model on samples of its site, Session(parts=[uneven.Visits(score)]), or use the inner policy"
         )
     if tuned is not None and context.participants.changes:
-        raise ConfigError(
-            f"sync = {policy!r} in an elastic run: visits go round among sites that stay; leave out --elastic"
-        )
+        raise ConfigError(f"sync = {policy!r} in an elastic run: visits need fixed sites; leave out --elastic")
     for one in visits:
         if tuned is None:
-            raise ConfigError(
-                f"uneven.Visits under sync = {policy!r}, which does not ask for them: use sync='scout:geo'"
-            )
+            raise ConfigError(f"uneven.Visits under sync = {policy!r}, which does not use visits: use sync='scout:geo'")
         one.bind(tuned, context.sites, context.connection.traffic)

@@ -140,7 +140,7 @@ class _Gpu:
             use = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             return use, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except self._nvml.NVMLError:
-            return None, None  # some virtual devices refuse one of the two
+            return None, None  # some virtual devices do not support one of the two
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()

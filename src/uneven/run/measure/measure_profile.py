@@ -110,8 +110,8 @@ def take_profile(
     """
     if not 1 <= least <= most or not within_s > 0.0 or sharers < 1:
         raise ConfigError(
-            f"profile: 1 ≤ least = {least!r} ≤ most = {most!r} are samples, within_s = {within_s!r} must be above 0, "
-            f"sharers = {sharers!r} at least 1"
+            f"profile: 1 ≤ least = {least!r} ≤ most = {most!r} are samples, within_s = {within_s!r} must be above "
+            f"0, and sharers = {sharers!r} at least 1"
         )
     where = _device(model) if device is None else device
     end_s = time.perf_counter() + within_s
@@ -141,8 +141,8 @@ def take_profile(
             peaks = (*peaks, (size, peak if peak > high else used_bytes(where)))
     if not sizes:
         raise ConfigError(
-            f"profile: the memory does not hold the smallest batch ({least} sample{'s' if least > 1 else ''}): use a "
-            f"smaller model, or leave this worker out"
+            f"profile: the memory does not fit the smallest batch ({least} sample{'s' if least > 1 else ''}): use a "
+            "smaller model, or leave this worker out"
         )
     return Profile(sizes=sizes, seconds=seconds, failed=failed)
 

@@ -10,7 +10,7 @@
 
 The exchange overlaps the backward pass: compute ends when the last bucket is ready, and only the rest of the exchange
 counts as ``exchange_s``. Several backward passes in one iteration add up. Work that serves several iterations (a part
-that refreshes something every hundred) counts equally in each of them, so it does not look like a change of speed.
+that refreshes something every hundred) counts equally in each of them. So it does not look like a change of speed.
 """
 
 from __future__ import annotations

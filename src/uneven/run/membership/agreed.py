@@ -1,6 +1,6 @@
 """Changes of members that all agree on after a round: each makes a statement, and the next generation follows.
 
-All workers make the same rounds in the same order, so a round is repaired, and members change between two of them
+All workers make the same rounds in the same order, so a round can be repaired. Members change between two rounds
 (:mod:`uneven.run.lines.elastic_communicator`), in the thread that makes the rounds.
 """
 

@@ -69,8 +69,8 @@ class BoardTransport:
                 raise PeerError(f"a worker was gone before the training began ({said})")
             if time.monotonic() > until_s:
                 raise PeerError(
-                    f"start of the run: worker {', '.join(map(str, absent))} did not come within "
-                    f"{self._membership.timeout_s:g} s; one that only starts slowly needs a larger timeout_s"
+                    f"start of the run: worker {', '.join(map(str, absent))} did not join within "
+                    f"{self._membership.timeout_s:g} s; a slow start needs a larger timeout_s"
                 )
             time.sleep(_LOOK_EVERY_S)
         return tuple(found[one] for one in range(self.size))
@@ -111,6 +111,6 @@ def connect_elastic(world: World, elastic: Elastic, timeout_s: float) -> Elastic
     except RuntimeError as error:
         raise PeerError(
             f"worker {world.rank} cannot reach the store of the run at {world.meeting}:{world.port} within "
-            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does the process that keeps it still run?"
+            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does its process still run?"
         ) from error
     return ElasticConnection(BoardTransport(membership), None, None, world, timeout_s, membership=membership)

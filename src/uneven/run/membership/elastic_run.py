@@ -244,7 +244,7 @@ class ElasticRun:
                 )
             )
             if self.membership.place == 0:
-                self._say(f"{text}; {len(generation.members)} workers go on with iteration {self._iteration}")
+                self._say(f"{text}; {len(generation.members)} workers continue with iteration {self._iteration}")
         if self.membership.worker in self.membership.donors(generation).values():
             self._admit(generation)
 
@@ -259,8 +259,8 @@ class ElasticRun:
         if self._model is not None and self._versions:
             if [one._version for one in self._model.parameters()] != self._versions:
                 raise TrainingError(
-                    f"worker {self.membership.worker} has joined and was given the model as it is, but its parameters "
-                    f"have changed since: load checkpoints before loader.epoch is asked for, or the loop begins"
+                    f"worker {self.membership.worker} joined with the current model, but its parameters changed "
+                    "since: load checkpoints before you read loader.epoch or begin the loop"
                 )
             self._versions = []
 
@@ -279,7 +279,7 @@ class ElasticRun:
     def _leave(self) -> None:
         self._over = True
         self.membership.board.write(f"left/{self.membership.worker}", "")
-        said = f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}"
+        said = f"worker {self.membership.worker} got a request to leave, and left after iteration {self._iteration}"
         self._say(said, LEFT)
         raise LeftRun
 
@@ -330,8 +330,8 @@ class ElasticRun:
         """Raise ConfigError if this worker joins later and the others have not let it in yet."""
         if not self._in:
             raise ConfigError(
-                f"{what} on worker {self.membership.worker}, which joins the run and is not in it yet: ask for "
-                f"loader.epoch before, and call it where the others do, in the loop or at the end of an epoch"
+                f"{what} on worker {self.membership.worker}, which has not joined the run yet: read loader.epoch "
+                "first, and call it where the others do, in the loop or at the end of an epoch"
             )
 
     def _waits(self, waited_s: float) -> None:

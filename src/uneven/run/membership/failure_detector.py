@@ -132,7 +132,7 @@ class FailureDetector:
     heartbeats, and one that died together with its launcher by its connection (:class:`.connections.PeerConnections`).
 
     Args:
-        silence_s: how long heartbeats may be missing before a member counts as failed; 0 is for ever.
+        silence_s: how long heartbeats may be missing before a member counts as failed; 0 means no limit.
 
     Attributes:
         news, dead: the arguments of the last call of ``listener``: a counter of changes, and the failed members.

@@ -1,4 +1,4 @@
-"""Changes of members that each follows by itself, because they make no common rounds.
+"""Changes of members that each worker adopts separately, because they have no common rounds.
 
 Workers send their updates to a keeper (a parameter server), so no exchange between members must be repeated. The next
 generation follows from the workers that have failed, ask to join or leave. The first worker to see that writes it to
@@ -161,7 +161,7 @@ class FollowedMembers(ElasticRun):
         board = self.membership.board
         if board.look(_CLOSING) is not None:
             board.write(f"through/{self.membership.worker}", "")
-            raise PeerError(f"worker {self.membership.worker} came too late: the run comes to its end")
+            raise PeerError(f"worker {self.membership.worker} came too late: the run is ending")
         return self._cannot(donor)
 
     # ---------------------------------------------------------------- the end

@@ -249,7 +249,7 @@ class Membership:
             who = ", ".join(map(str, absent))
             return PeerError(
                 f"{what}: worker {who} did not take part within {self.timeout_s:g} s, but is alive: it hangs "
-                f"elsewhere, left the loop that the others are in, or is only slow and needs a larger timeout_s"
+                "elsewhere, left the loop, or is slow and needs a larger timeout_s"
             )
         return PeerError(
             f"{what} failed on worker {self.worker} although all of {self.members} are alive and wait in it: the "
@@ -275,7 +275,7 @@ class Membership:
                     while (later := self.board.look(f"generation/{newest.number + 1}")) is not None:
                         newest = generation_of(later)
                     if {*newest.members} - {self.worker} <= {*self.board.dead(newest.members)}:
-                        raise PeerError(f"worker {self.worker} came too late: all that could let it in are gone")
+                        raise PeerError(f"worker {self.worker} came too late: every member that could admit it is gone")
             generation = generation_of(self.board.store.get(f"generation/{text}").decode())
         except RuntimeError as error:
             if isinstance(error, PeerError):
@@ -304,7 +304,7 @@ class Membership:
             if time.monotonic() > until_s:
                 who = ", ".join(map(str, open_))
                 self.board.miss(open_, "the end")
-                raise PeerError(f"worker {who} did not come to its end within {self.timeout_s:g} s")
+                raise PeerError(f"worker {who} did not end within {self.timeout_s:g} s")
             time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
@@ -339,8 +339,8 @@ class Membership:
             silent = [one for one in old.members if one not in gone and one not in statements]
             board.miss(silent, "the next generation")
             raise PeerError(
-                f"worker {', '.join(map(str, silent))} did not say where it is within {self.timeout_s:g} s after "
-                f"members had changed, but is alive: it hangs, or left the loop that the others are in"
+                f"worker {', '.join(map(str, silent))} did not report its position within {self.timeout_s:g} s "
+                "after a change of members, but is alive: it hangs, or left the loop"
             )
         return None
 
@@ -349,8 +349,8 @@ class Membership:
             return error
         short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return PeerError(
-            f"worker {self.worker} cannot reach the store of the run: the process that keeps it has ended, or the "
-            f"connection to it is cut ({short})"
+            f"worker {self.worker} cannot reach the store of the run: its process ended, or the connection is cut "
+            f"({short})"
         )
 
 

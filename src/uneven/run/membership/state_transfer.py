@@ -53,8 +53,8 @@ def _plain(what: Any, tensors: list[Tensor], path: str) -> Any:
     if what is None or isinstance(what, bool | int | float | str):
         return what
     raise CheckpointError(
-        f"{path} is of type {type(what).__name__}: a newcomer can be given numbers, texts, containers of them and "
-        f"tensors; keep anything else out of state_dict()"
+        f"{path} is of type {type(what).__name__}: a state for a new worker may have numbers, texts, tensors and "
+        "containers of them; keep other objects out of state_dict()"
     )
 
 
@@ -73,7 +73,7 @@ def _whole(what: Any, tensors: Iterator[Tensor]) -> Any:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"there is no type of tensors {name!r} here; run one version of torch on all workers")
+        raise CheckpointError(f"this version of torch has no dtype {name!r}; run one version on all workers")
     return found
 
 
@@ -95,7 +95,7 @@ def take(
     returns that it will not come."""
     while (said := board.look(f"state/{key}")) is None:
         if cannot():
-            raise GroupAborted("the members have changed before this worker was given the state")
+            raise GroupAborted("the members changed before this worker received the state")
         time.sleep(_LOOK_EVERY_S)
     text, shapes = json.loads(said)
     tensors = room(shapes)

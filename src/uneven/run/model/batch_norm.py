@@ -35,7 +35,7 @@ def divergence(model: nn.Module, here: Iterable[Tensor], there: Iterable[Tensor]
         name: one for name, one in model.named_modules() if name == layer or (layer is None and isinstance(one, kinds))
     }
     if not layers:
-        raise ConfigError(f"no layer {layer or 'that normalizes'} in {type(model).__name__}: name one of its layers")
+        raise ConfigError(f"{type(model).__name__} has no layer {layer or 'that normalizes'}: name one of its layers")
     means: list[Tensor] = []
     watched = next(iter(layers.values()))
     hook = watched.register_forward_pre_hook(lambda _, given: means.append(given[0].transpose(0, 1).flatten(1).mean(1)))
@@ -52,5 +52,5 @@ def divergence(model: nn.Module, here: Iterable[Tensor], there: Iterable[Tensor]
         hook.remove()
         model.train(training)
     if not apart:
-        raise ConfigError("a site without batches has no statistics: give at least one of each")
+        raise ConfigError("a site has no batches: give at least one batch per site")
     return torch.stack(apart).mean(0)

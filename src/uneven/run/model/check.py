@@ -39,8 +39,8 @@ def check_model(model: nn.Module) -> torch.device:
             )
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(
-            f"none of the model's {len(parameters)} parameters has requires_grad=True: there is nothing to train; "
-            f"unfreeze some, or leave session.setup out"
+            f"none of the model's {len(parameters)} parameters has requires_grad=True: unfreeze some, or omit "
+            "session.setup"
         )
     devices: dict[torch.device, str] = {}
     for name, parameter in parameters.items():
@@ -67,17 +67,17 @@ def check_optimizer(optimizer: torch.optim.Optimizer, knows: Callable[[nn.Parame
     kind = type(optimizer).__name__
     if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
         raise ConfigError(
-            f"{kind}.__init__ does not call super().__init__(params, defaults), so a session cannot see its steps: "
-            f"call it there, or give session.setup the optimizer that {kind} wraps"
+            f"{kind}.__init__ does not call super().__init__(params, defaults), which a session needs: call it, or "
+            f"give session.setup the optimizer that {kind} wraps"
         )
     for number, group in enumerate(optimizer.param_groups):
         for one in group["params"]:
             if one.requires_grad and not knows(one):
                 raise ConfigError(
-                    f"parameter group {number} of {kind} has a parameter of shape {tuple(one.shape)} that was not in "
-                    f"the model when session.setup was called. No gradient of it is exchanged, so workers would train "
-                    f"different ones: put the model and the part that has it (a loss, a second model) into one module, "
-                    f"session.setup(nn.ModuleList([model, criterion]), optimizer), and call both as before"
+                    f"parameter group {number} of {kind} has a parameter of shape {tuple(one.shape)} that is not in "
+                    "the model given to session.setup. Its gradient is not exchanged, so workers would diverge: "
+                    "put the model and the owner of the parameter (a loss, a second model) into one module, "
+                    "session.setup(nn.ModuleList([model, criterion]), optimizer), and call both as before"
                 )
 
 
@@ -101,20 +101,20 @@ def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:
     for name, one in model.named_parameters():
         if not _is(one, "DTensor"):
             raise ConfigError(
-                f"parameter {name} is in no fully_shard, so nobody would exchange its gradient: call fully_shard on "
-                f"the whole model after its layers"
+                f"parameter {name} is outside of fully_shard, so its gradient would not be exchanged: call "
+                "fully_shard on the whole model after its layers"
             )
         mesh, device = one.device_mesh, one.device  # type: ignore[attr-defined] # a DTensor has them
         if mesh.size() != workers or mesh.ndim > 2:
             raise ConfigError(
-                f"parameter {name} is divided over a mesh of shape {tuple(mesh.shape)}, and there are {workers} "
-                f"workers, each with samples of its own: give fully_shard a mesh of all of them, with one dimension "
-                f"or, for replicas of shards, two"
+                f"parameter {name} is sharded over a mesh of shape {tuple(mesh.shape)}, but there are {workers} "
+                "workers: give fully_shard a mesh of all of them, with one or (for replicas of shards) two "
+                "dimensions"
             )
         if device.type != "cpu" and workers > 1:
             raise ConfigError(
-                f"parameter {name} of a model of fully_shard is on {device}: what workers wait for in torch's "
-                f"exchanges on accelerators is not measured, so all would look equally fast; train whole models there"
+                f"parameter {name} of a model of fully_shard is on {device}: waiting in torch's exchanges on "
+                "accelerators is not measured, so all workers would seem equally fast; do not shard there"
             )
 
 
@@ -128,8 +128,8 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.device.type != "cpu":
             raise ConfigError(
-                f"{name or type(layer).__name__} has sparse=True on {layer.weight.device}: sparse gradients are "
-                f"exchanged on CPUs only; make it with sparse=False, or leave the model on the CPU"
+                f"{name or type(layer).__name__} has sparse=True on {layer.weight.device}: only CPUs exchange "
+                "sparse gradients; use sparse=False, or keep the model on the CPU"
             )
 
 
@@ -148,7 +148,7 @@ def refuse_inelastic(model: nn.Module) -> None:
     elif any(isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse for one in model.modules()):
         why = "sparse gradients: use sparse=False"
     if why:
-        raise ConfigError(f"an elastic run cannot carry {why}; or leave --elastic out")
+        raise ConfigError(f"an elastic run does not support {why}; or leave --elastic out")
 
 
 def refuse_wrapped(model: nn.Module, since: str = "") -> None:
@@ -159,9 +159,9 @@ def refuse_wrapped(model: nn.Module, since: str = "") -> None:
     what = next(_exchangers(model), None)
     if what is not None:
         raise ConfigError(
-            f"{what}{f', since {since}' if since else ''}; session.setup exchanges what is needed itself: give it the "
-            f"plain model (model.module of a wrapper) and leave out what wraps or shards it, as "
-            f"DistributedDataParallel, fully_shard, accelerator.prepare(model) and fabric.setup(model) do"
+            f"{what}{f', since {since}' if since else ''}; session.setup exchanges gradients itself: give it the "
+            "plain model (model.module of a wrapper), without DistributedDataParallel, fully_shard, "
+            "accelerator.prepare(model) or fabric.setup(model)"
         )
 
 

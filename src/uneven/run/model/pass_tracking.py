@@ -166,15 +166,15 @@ class ModelWatch:
         thawed = [name for name, one, seen in now if seen is not None and one.requires_grad > seen.trained]
         if thawed:
             raise ConfigError(
-                f"{_some(thawed)} had requires_grad=False when session.setup was called, and would now be trained by "
-                f"each worker alone: freeze after session.setup(model, optimizer, find_unused_parameters=True), or "
-                f"close the session and set the model up in another one when it has changed"
+                f"{_some(thawed)} had requires_grad=False when session.setup was called, so its gradient would not "
+                "be exchanged: freeze after session.setup(model, optimizer, find_unused_parameters=True), or set "
+                "the model up in another session after the change"
             )
         if gone or fresh:
             what = f"{_some(gone)} of the model that session.setup was given {'is' if len(gone) == 1 else 'are'} gone"
             raise ConfigError(
-                f"{what if gone else _some(fresh) + ' came into the model after session.setup'}: what replaces or adds "
-                f"parameters (a new layer, load_state_dict(assign=True), adapters) belongs before session.setup"
+                f"{what if gone else _some(fresh) + ' came into the model after session.setup'}: replace or add "
+                "parameters (a new layer, load_state_dict(assign=True), adapters) before session.setup"
             )
         if late := _synchronised(model) - self._synchronised:
             raise ConfigError(
@@ -214,9 +214,8 @@ class ModelWatch:
     def _refuse_batch_of_another(self) -> None:
         if torch.is_grad_enabled():
             raise ConfigError(
-                "this model's session has handed out no batch, and another session in this process has: a model is "
-                "trained on batches from the loader of its own session, whose shares are its weights. Put both models "
-                "into one nn.Module and one session, or call session.close() of the other one first"
+                "this batch is from the loader of another session in this process: train a model on batches of its "
+                "own session's loader, put both models into one nn.Module and one session, or close the other one"
             )
 
 
@@ -237,8 +236,8 @@ def refuse_shared(model: nn.Module) -> None:
         gc.collect()  # the session may be unreachable
     if name := _shared(model):
         raise ConfigError(
-            f"parameter {name} belongs to a session that is still open, and would be exchanged twice: close that one "
-            f"first by session.close(), or use it as `with uneven.Session() as session:`"
+            f"parameter {name} belongs to a session that is still open: call session.close() of that one first, or "
+            "write `with uneven.Session() as session:`"
         )
 
 

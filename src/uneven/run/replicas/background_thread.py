@@ -206,7 +206,7 @@ class BackgroundThread:
 
     def _check(self) -> None:
         if self._ended and not self._leaving:
-            raise self._error or TrainingError("the thread that exchanges beside the training has ended: see its error")
+            raise self._error or TrainingError("the background exchange has ended: see its error")
 
     def _run(self) -> None:
         try:

@@ -77,7 +77,7 @@ class MergeState:
         for place in range(self.pieces or 1):
             self.kept[place] = merge.begin(start[self._cut(place, len(start))].clone())
         if "centre" in self.kept[0]:
-            raise ConfigError(f"{merge!r} must not keep a 'centre': a mean's outcome is stored under that name")
+            raise ConfigError(f"{merge!r} keeps a 'centre', the name under which means are stored: rename it")
 
     def begin_moving(self, merge: Merge, start: Tensor) -> None:
         self.kept[_MOVED], self.base = merge.begin(start.clone()), start.clone()

@@ -212,8 +212,8 @@ class PeerAggregator(Aggregator):
         if line is None:
             return 0
         # In the background each worker is at another step, so the step cannot name the exchange.
-        where = "the exchange of parameters beside the training" if exchange.beside else ""
-        what = f"the exchange of parameters {'beside' if exchange.beside else 'after'} step {clock}"
+        where = "the exchange of parameters in the background" if exchange.beside else ""
+        what = f"the exchange of parameters {'during' if exchange.beside else 'after'} step {clock}"
         here = at or StepPosition(0, 0, 0)
         settles = -1 if at is None or at.shows else at.iteration  # an evaluation's mean changes no replica
         step = (here.epoch, here.number, here.iteration, settles, groups)

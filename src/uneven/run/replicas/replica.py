@@ -146,15 +146,15 @@ class Replica:
             ConfigError: more than one kind keeps state, movements have several merges, or cuts differ.
         """
         if len(kinds := set(moved)) > 1:
-            raise ConfigError(f"movements are merged by {sorted(map(repr, kinds))}: a policy merges them in one way")
+            raise ConfigError(f"movements are merged by {sorted(map(repr, kinds))}: use one merge per policy")
         self._moving = next(iter(kinds), None)
         if len(ways := sorted(set(cuts))) > 1:
-            raise ConfigError(f"parameters are cut into {ways} pieces by one policy: cut them in one way")
+            raise ConfigError(f"one policy cuts parameters into {ways} pieces: use one number")
         self._pieces = ways[0] if ways else 0
         keeping = {type(one): one for one in merges if one.keeps}
         if len(keeping) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in keeping))
-            raise ConfigError(f"{names} keep something from one exchange to the next: only one merge of a policy can")
+            raise ConfigError(f"{names} keep state between exchanges: let only one merge of a policy do so")
         self._merge, self._centred, self._delays = next(iter(keeping.values()), None), centre, delays
 
     def refused(self, plan: StepPlan) -> str | None:
@@ -169,7 +169,7 @@ class Replica:
                 kind = type(one.merge).__name__
                 return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
             elif one.payload is Payload.PARAMETERS and (one.piece or (0, 0))[1] != self._pieces:
-                return f"it exchanges {one.piece or 'all parameters'}, where the first steps cut them otherwise"
+                return f"it exchanges {one.piece or 'all parameters'}, but the first steps cut them differently"
         return None
 
     def begin(self) -> None:
@@ -392,10 +392,10 @@ class Replica:
                 raise Misfit(sorted(found), f"{', '.join(names)} or nothing", what)
         for name, vector in vectors.items():
             if len(vector) != len(known[name]):
-                what = "what is under way" if name == CHANGE else "the centre"
+                what = "the exchange in flight" if name == CHANGE else "the centre"
                 raise CheckpointError(
-                    f"{what} in the checkpoint has {len(vector)} numbers ({name!r}), that of this model "
-                    f"{len(known[name])}: resume with the model that the run began with"
+                    f"{what} in the checkpoint has {len(vector)} numbers ({name!r}), but this model "
+                    f"{len(known[name])}: resume with the former model"
                 )
 
     def load_state_dict(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
@@ -421,8 +421,8 @@ def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise ConfigError(
-                f"{name} is a SyncBatchNorm, which waits for everybody in every forward pass; under {policy!r} workers "
-                f"take steps apart: use BatchNorm, whose running statistics are averaged with the parameters"
+                f"{name} is a SyncBatchNorm, which needs all workers in every forward pass, but under {policy!r} "
+                "workers step apart: use BatchNorm, whose running statistics are averaged with the parameters"
             )
 
 
@@ -433,11 +433,10 @@ def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sit
     moved = {one.merge for one in coming if one.payload is Payload.DELTA}
     if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in everything):
         raise ConfigError(
-            f"{policy!r} exchanges movements in full, together with picked entries or something in the background, "
-            f"which would count as moved by this worker: take one of both"
+            f"{policy!r} combines full movements with selected entries or a background exchange: use one of the two"
         )
     if len({one.select is None for one in everything if one.delay}) > 1:
-        raise ConfigError(f"{policy!r} delays both pieces and picked entries: take one of both")
+        raise ConfigError(f"{policy!r} delays both pieces and selected entries: use one of the two")
     replica.expect(
         {one.merge for one in coming if one.payload is not Payload.DELTA},
         centre=policy.evaluated is Evaluated.CENTRE,

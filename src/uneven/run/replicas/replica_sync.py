@@ -98,7 +98,7 @@ class ReplicaSync(NoSync):
         clock, plans = self.ledger.clock + ahead, self.ledger.plans
         plan = plans.at(clock)
         if plan is not self.ledger.plan and (why := self.aggregator.refused(plan)):
-            raise ConfigError(f"step {clock} of {plans.policy!r} cannot be carried: {why}")
+            raise ConfigError(f"step {clock} of {plans.policy!r} is not supported: {why}")
         return plan
 
     def before(self, part: Portion, plan: StepPlan) -> None:
@@ -119,7 +119,7 @@ class ReplicaSync(NoSync):
         """Start with the first step, and make up for exchanges that are owed.
         Raises :class:`TrainingError` inside ``session.evaluated()``, or if an exchange in the background has failed."""
         if self._showing:
-            raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
+            raise TrainingError("a batch was requested inside session.evaluated(): train outside of it")
         if not self._begun:
             self._begin()
         if owed := self.ledger.owing(self._free_for):

@@ -106,8 +106,8 @@ def refuse_speaking_layers(model: nn.Module, workers: int) -> None:
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)]
     if names and workers > 1:
         raise ConfigError(
-            f"session.profile: {names[0]} is a SyncBatchNorm, which speaks to the other workers in every pass, while "
-            f"they are at other sizes: say max_batch in session.loader instead, or use BatchNorm"
+            f"session.profile: {names[0]} is a SyncBatchNorm, which needs all workers in every pass, while they try "
+            "different sizes: give session.loader max_batch instead, or use BatchNorm"
         )
 
 

@@ -141,9 +141,9 @@ class Reports:
         total = sum(low or 0 for low, _ in bounds) + needs * (workers - len(bounds) + len(free))
         if workers > 1 < needs and free and (total > batch or min(free) < needs):
             raise ConfigError(
-                f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
-                f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
-                f"{min(free)}: raise them, or use fewer workers. For images, session.loader(min_batch=1) is enough"
+                f"batch norm needs {needs} samples on each worker, so {workers} workers need a batch_size of at "
+                f"least {total} and a max_batch of at least {needs}, but these are {batch} and {min(free)}: raise "
+                "them, or use fewer workers; for images session.loader(min_batch=1) is enough"
             )
         lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
         return Limits(lower=lower, upper=tuple(high for _, high in bounds))
@@ -219,8 +219,8 @@ class Reports:
         """Return the most samples in one pass, None for no limit; raises ConfigError if "auto" was not measured."""
         if isinstance(self.microbatch, str) and self._fits is None:
             raise ConfigError(
-                "session.passes with microbatch='auto', and nothing was measured: call session.profile(step) before "
-                "the loop, or give session.loader the samples that fit, microbatch=64"
+                "session.passes with microbatch='auto', but no profile was measured: call session.profile(step) "
+                "before the loop, or give session.loader a number, microbatch=64"
             )
         return self.microbatch if self._fits is None else self._fits  # type: ignore[return-value] # else it is a number
 
@@ -342,6 +342,6 @@ def _refuse_unlike(said: list[dict[str, Any]]) -> None:
     ahead = [one["_lookahead"] for one in said]
     if len(set(ahead)) > 1:
         raise ConfigError(
-            f"the loaders of the workers read {ahead} batches ahead: in an elastic run all need the same num_workers "
-            f"and prefetch_factor"
+            f"the workers' loaders read {ahead} batches ahead: in an elastic run give all the same num_workers and "
+            "prefetch_factor"
         )

@@ -4,7 +4,7 @@ It never delays the fast loop. A report made at the end of an iteration is piggy
 and read after it. Otherwise it goes into an asynchronous gather, whose result is read then: all ranks have passed a
 later gradient exchange, so it has arrived. If workers meet only every few steps, it is read after their next meeting.
 All ranks read the same table and decide the same, so no server is needed. A split decided after iteration k applies
-from k + 1 + lookahead on, where ``lookahead`` is how far ahead the loaders have drawn indices.
+from k + 1 + lookahead on, with ``lookahead``, the number of batches whose indices the loaders have drawn in advance.
 
 A worker whose speed leaves its forecast calls for reports and piggybacks its own report on the gradients with the call.
 All ranks receive both in the same iteration, decide immediately, and report. Therefore reports can be rare while

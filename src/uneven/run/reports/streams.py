@@ -33,11 +33,10 @@ class Streams:
         rows, self._pending = self._pending.result(), None
         if rows is not None and (others := differing(rows)):
             raise DataError(
-                f"the stream or sampler of rank {', '.join(map(str, others))} is not that of rank 0: samples "
-                f"differ. Every rank must read the same samples in the same order, and is handed its part of them: do "
-                f"not shard the stream by rank, and shuffle with a seed that is the same on all ranks (and set_epoch). "
-                f"If they differ only by random augmentation, let each sample carry something that does not, like its "
-                f"label"
+                f"the stream or sampler of rank {', '.join(map(str, others))} differs from that of rank 0. Every "
+                "rank must read the same samples in the same order, and gets its part of them: do not shard the "
+                "stream by rank, and shuffle with the same seed on all ranks (and set_epoch). If only random "
+                "augmentation differs, add something constant to each sample, like its label"
             )
 
 
@@ -45,8 +44,8 @@ def check_samples(rows: list[list[float] | None], where: str) -> None:
     """Raise DataError if data sets differ from rank 0's by the fingerprints in ``rows`` (None: not read)."""
     if None not in rows and (others := differing(np.array(rows))):
         raise DataError(
-            f"{where}: the data set of rank {', '.join(map(str, others))} is not that of rank 0: samples with the same "
-            f"index differ. Every rank needs the same samples in the same order. If a random split or shuffle made it, "
-            f"give that a seed (generator=torch.Generator().manual_seed(0), random_state=0); sort lists of files, as "
-            f"os.listdir gives them in any order; and do not divide the data set by rank"
+            f"{where}: the data set of rank {', '.join(map(str, others))} differs from that of rank 0 at the same "
+            "index. Every rank needs the same samples in the same order: give random splits and shuffles a seed "
+            "(generator=torch.Generator().manual_seed(0), random_state=0), sort lists of files, and do not divide "
+            "the data set by rank"
         )

@@ -1,8 +1,8 @@
 """The in-flight batches, and the one among them that a forward pass is on.
 
 In a plain loop the pass is on the newest batch, and the next step uses it. A script that fetches its next batch between
-forward and backward, a prefetcher, or a generator that checks for the last batch holds several, and a gradient counts
-with the weight of its own batch. The batch of a pass is found by, in this order:
+forward and backward, a prefetcher, or a generator that checks for the last batch holds several. A gradient counts with
+the weight of its batch. The batch of a pass is found by, in this order:
 
 1. the memory of the pass's arguments, if it is that of one batch (also through views, and ``.to`` the same device);
 2. equal weights: if all candidates count the same, the oldest, because the choice does not change the gradient;
@@ -228,10 +228,9 @@ class InFlightBatches:
     def _check_thread(self) -> None:
         if self.one_thread is not None and self.one_thread():
             raise TrainingError(
-                "a thread reads the session's loader, and another one trains: what workers decide and exchange when "
-                "the loader is asked for a batch has to come between two steps. Read ahead with "
-                "session.loader(num_workers=…) instead, or use sync='bsp' with shares that stay, balance='even' or "
-                "'static:…'"
+                "one thread reads the session's loader, and another one trains: workers decide and exchange "
+                "between two steps, when a batch is requested. Read ahead with session.loader(num_workers=…) "
+                "instead, or use sync='bsp' with fixed shares, balance='even' or 'static:…'"
             )
 
     def _found(self, tensors: list[Tensor]) -> _Held:
@@ -297,8 +296,8 @@ class InFlightBatches:
         self.trained = True
         if self.exchanged and torch._C._current_graph_task_id() != -1:
             raise TrainingError(
-                "optimizer.step() inside of a backward pass, as in register_post_accumulate_grad_hook: gradients are "
-                "exchanged when the pass ends, so the step was on this worker's own; step after loss.backward()"
+                "optimizer.step() inside of a backward pass, as in register_post_accumulate_grad_hook: gradients "
+                "are exchanged at the end of the pass, so this step used local ones; step after loss.backward()"
             )
         self._watched = True
         if not self._passed and self._fresh:  # no forward pass was seen

@@ -79,8 +79,8 @@ class IndexedSource(BatchSource):
         changed."""
         if (size := len(self._torch.dataset)) != self._size:  # type: ignore[arg-type]
             raise DataError(
-                f"the data set had {self._size} samples when session.loader was called, and now has {size}: let it "
-                f"change between two sessions, session.close() and then another uneven.Session() with a new loader"
+                f"the data set had {self._size} samples when session.loader was called, and now has {size}: call "
+                "session.close(), then use another uneven.Session() with a new loader"
             )
         self._sampler.start(cursor)
         for batch in _read_ahead(self._torch, self._ahead, self._read):

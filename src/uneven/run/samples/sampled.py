@@ -1,7 +1,7 @@
 """The order of an epoch: shuffled here, or drawn by the script's sampler.
 
 Every rank draws the sampler's whole order at the start of an epoch, with random numbers that depend only on seed and
-epoch, so all draw the same, also after a resume. A batch sampler's lists are global batches, split by the shares in
+epoch. So all draw the same, also after a resume. A batch sampler's lists are global batches, split by the shares in
 force. Draws of torch's ``RandomSampler`` with replacement may exceed memory, so they are computed on demand.
 """
 
@@ -64,10 +64,7 @@ class EpochOrders:
         """Raise DataError if workers cannot take samples of these orders asynchronously."""
         if self.keyed or self.kind == "batches":
             what = "a batch_sampler" if self.kind == "batches" else f"an epoch of {self.length} samples"
-            raise DataError(
-                f"{what} where workers take samples at their own pace, from positions that each keeps a list of: take "
-                f"a policy under which workers step together"
-            )
+            raise DataError(f"{what} needs workers that step together: use a policy such as sync='bsp'")
 
     def ends(self) -> Indices | None:
         """Return the positions after each global batch of the newest order, shape (batches,); None if all have one
@@ -93,13 +90,13 @@ class SampledOrders(EpochOrders):
         name = "batch_sampler" if batched else "sampler"
         if hasattr(sampler, "num_replicas"):
             raise DataError(
-                f"{name}={type(sampler).__name__}: it divides samples by rank, and that is done here by speed; leave "
-                f"it out (samples are shuffled anew in each epoch), or give one that draws for all workers together"
+                f"{name}={type(sampler).__name__}: it divides samples by rank, but the loader divides them by "
+                "speed; leave it out (each epoch is shuffled), or give one that draws for all workers together"
             )
         if not (isinstance(sampler, Iterable) and isinstance(sampler, Sized)) or hasattr(sampler, "__next__"):
             raise DataError(
-                f"{name}={type(sampler).__name__}: it needs __len__, and an __iter__ that starts a new epoch; one "
-                f"without an end is a stream: give the loader a torch.utils.data.IterableDataset"
+                f"{name}={type(sampler).__name__}: give it __len__, and an __iter__ that starts a new epoch; for an "
+                "endless one, give the loader a torch.utils.data.IterableDataset"
             )
         length = len(sampler)
         super().__init__(size if batched else length, seed, shuffle=True)
@@ -133,7 +130,9 @@ class SampledOrders(EpochOrders):
             drawn = [index for one in drawn for index in one]
         order = np.asarray(drawn)
         if order.ndim != 1 or not np.issubdtype(order.dtype, np.integer) or order.size == 0:
-            raise DataError(f"{self._name} drew {str(drawn[:3])[:80]} …, which are no indices of samples")
+            raise DataError(
+                f"{self._name} drew {str(drawn[:3])[:80]} …, which are not integers: draw indices of samples"
+            )
         if order.min() < 0 or order.max() >= self._size:
             self._refuse(int(order[(order < 0) | (order >= self._size)][0]))
         if self.kind == "sampler" and len(order) != self.length:
@@ -170,8 +169,9 @@ class SampledOrders(EpochOrders):
         expected, self._expected = self._expected, ""
         if expected not in ("", newest):
             raise CheckpointError(
-                f"{self._name}={type(self._sampler).__name__} draws another order than when the state was saved: let "
-                f"its order depend on the epoch (set_epoch) and on torch's, numpy's or Python's random numbers alone"
+                f"{self._name}={type(self._sampler).__name__} draws another order than when the state was saved: "
+                "let its order depend only on the epoch (set_epoch) and on torch's, numpy's or Python's random "
+                "numbers"
             )
 
     def ends(self) -> Indices | None:

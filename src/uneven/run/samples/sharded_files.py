@@ -1,8 +1,8 @@
 """Streams with one shard for each rank: each rank takes samples from its own shard at the rate of its share.
 
-All ranks know what is left of every shard, from the lengths and the shares so far. While all shards have samples, a
-share is that of the split; when a shard runs dry, the others take more, up to their limits. So iterations keep the
-global batch as long as shards and limits allow, and every sample of every shard is used once per epoch.
+All ranks know the rest of every shard, from the lengths and the shares so far. While all shards have samples, a share
+is that of the split; when a shard runs dry, the others take more, up to their limits. So iterations keep the global
+batch as long as shards and limits allow, and every sample of every shard is used once per epoch.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class ShardSource(BatchSource):
         sound = isinstance(taken, list | tuple) and all(type(one) is int for one in taken)
         if not sound or sum(taken) != cursor.start or len(taken) != len(self._lengths):
             raise CheckpointError(
-                f"loader state: taken = {taken!r}, but there are {len(self._lengths)} shards: go on with as many "
-                f"workers as the run had, each with its own shard"
+                f"loader state: taken = {taken!r}, but there are {len(self._lengths)} shards: resume with the same "
+                "number of workers, each with its own shard"
             )
         if any(one > length for one, length in zip(taken, self._lengths, strict=True)):
             raise CheckpointError(f"loader state: taken = {taken!r} of shards with {self._lengths} samples")
@@ -114,7 +114,7 @@ class ShardSource(BatchSource):
             if len(own) < shares[self._rank]:
                 raise DataError(
                     f"the shard of rank {self._rank} ended after {taken[self._rank] + len(own)} samples, not "
-                    f"{self._lengths[self._rank]} as its length says: let __len__ say how many this rank's shard has"
+                    f"{self._lengths[self._rank]}: let __len__ return the number of samples of this rank's shard"
                 )
             # A padded batch repeats samples of the last batch, because other shards may last longer than this one.
             held = own or held or [self._unpack(one) for one in islice(chain.from_iterable(self._chunks), 1)]

@@ -58,5 +58,5 @@ class BatchSource(ABC):
     def sample(self, samples: int) -> Any:
         """Return a batch for a trial step; raises DataError if its samples would be missing in the epoch."""
         raise DataError(
-            "a stream gives no samples to try a step on: give batch_of, a function that makes a batch of so many"
+            "a stream has no samples for a trial step: give batch_of, a function that makes a batch of n samples"
         )

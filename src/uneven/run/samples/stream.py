@@ -51,10 +51,7 @@ def is_stream(dataset: object) -> bool:
         )
     if hasattr(dataset, "__iter__"):
         return True
-    raise DataError(
-        f"data set of type {type(dataset).__name__} has neither a length nor a stream interface: give it "
-        "__len__ and __getitem__, or __iter__"
-    )
+    raise DataError(f"data set of type {type(dataset).__name__}: give it __len__ and __getitem__, or __iter__")
 
 
 class StreamSource(BatchSource):
@@ -119,7 +116,7 @@ class StreamSource(BatchSource):
 
 
 def _pinned(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the same batches in pinned memory, by torch's own rules of what can be pinned."""
+    """Yield the same batches in pinned memory, by torch's own rules."""
     # Torch draws a seed for each pass: a separate generator keeps the user's random state unchanged.
     one_by_one: DataLoader[Any] = DataLoader(
         Adapter(batches), batch_size=None, collate_fn=same, pin_memory=True, generator=torch.Generator()

@@ -63,8 +63,8 @@ class DrawnSteps:
         if samples is not None and samples != own:
             raise TrainingError(
                 f"step {self.iteration} of rank {self._rank} takes {samples} samples, but its share of the global "
-                f"batch of {part.size} is {own}: take as many as session.step(batch_size={part.size}) or "
-                f"session.share({part.size}) says, or the same number in each step with session.step(samples=n)"
+                f"batch of {part.size} is {own}: take the number that session.step(batch_size={part.size}) or "
+                f"session.share({part.size}) gives, or a fixed number with session.step(samples=n)"
             )
         self._asked, self.iteration, self._start = None, self.iteration + 1, part.end
         return part
@@ -83,7 +83,9 @@ class DrawnSteps:
 
     def sample(self, samples: int) -> NoReturn:
         """Raise DataError: there is no data set to take a batch from."""
-        raise DataError("the script draws its batches itself: give batch_of, a function that makes a batch of so many")
+        raise DataError(
+            "the script draws its batches itself: give batch_of, a function that makes a batch of n samples"
+        )
 
     def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
         """Return the number of steps. The current step counts, because the script knows which samples it has used."""
@@ -93,7 +95,7 @@ class DrawnSteps:
         """Return the number of steps in ``state``. Raises CheckpointError if the state is of a loader, or damaged."""
         if set(state) != {"drawn"}:
             raise CheckpointError(
-                "the state is of a run with session.loader, this one draws its batches itself: resume with a loader"
+                "the state is of a run with session.loader, but this script draws its batches: use a loader"
             )
         with loading("the steps"):
             return read(Count, state["drawn"])

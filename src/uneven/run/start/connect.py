@@ -57,7 +57,7 @@ def gpu_of(world: World) -> str:
 
 def backend_for(gpus: Sequence[str]) -> str:
     """Return the backend of a process group, from the result of :func:`gpu_of` on each rank."""
-    # NCCL supports neither two workers on one GPU nor a worker without one. torch also calls AMD's RCCL "nccl", but the
+    # NCCL does not support two workers on one GPU, or a worker without one. torch also calls AMD's RCCL "nccl", but the
     # two cannot communicate. In all these cases every worker uses gloo, which copies GPU tensors through host memory.
     own = all(gpus) and len(set(gpus)) == len(gpus) and len({gpu.split()[0] for gpu in gpus}) == 1
     return "cpu:gloo,cuda:nccl" if own else "gloo"
@@ -268,8 +268,8 @@ def connect(world: World, timeout_s: float) -> Connection:
         own = _own if _own.users else None
         if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
             raise ConfigError(
-                f"the process group says rank {dist.get_rank()} of {dist.get_world_size()}, the launcher's variables "
-                f"say rank {world.rank} of {world.size}: start the script with one launcher only"
+                f"the process group has rank {dist.get_rank()} of {dist.get_world_size()}, but the launcher's "
+                f"variables have rank {world.rank} of {world.size}: start the script with one launcher only"
             )
     if own is not None:
         own.enter()
@@ -299,8 +299,8 @@ def _join(world: World, timeout_s: float) -> None:
             raise
         raise PeerError(
             f"rank {world.rank} of {world.size} could not join the others within {timeout_s:g} s "
-            f"({str(error).strip().splitlines()[0]}): does MASTER_ADDR:MASTER_PORT lead to rank 0's machine, is rank 0 "
-            f"started, and does no other program listen there? Another --master-port helps against a port in use"
+            f"({str(error).strip().splitlines()[0]}): is MASTER_ADDR:MASTER_PORT rank 0's machine, does rank 0 run, "
+            "and is the port free? If it is in use, give another --master-port"
         ) from error
 
 
@@ -316,9 +316,9 @@ def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
             if world.rank == 0:  # this process may host the store: the other ranks must find the same before it ends
                 time.sleep(_LINGER_S)
             raise PeerError(
-                f"start of the run: rank {', '.join(missing)} of {world.size} did not come within "
-                f"{limit.total_seconds():g} s: is every rank started, with the same MASTER_ADDR and MASTER_PORT? One "
-                f"that only starts slowly needs a larger timeout_s"
+                f"start of the run: rank {', '.join(missing)} of {world.size} did not join within "
+                f"{limit.total_seconds():g} s: does every rank run, with the same MASTER_ADDR and MASTER_PORT? A "
+                "slow start needs a larger timeout_s"
             ) from error
     return [store.get(key).decode() for key in keys]
 

@@ -219,9 +219,9 @@ def _advise(context: Context, model: nn.Module) -> None:
     layers = batch_norms(model)
     if context.rank == 0 and layers and len(set(context.sites.values())) > 1:
         context.scribe.say(
-            f"the model has batch norm ({layers[0]!r} and {len(layers) - 1} more): each site normalizes by its own "
-            f"batches, and the model to evaluate has the mean of their statistics. Where sites have unlike data that "
-            f"costs accuracy; group norm does not mind, as torch.nn.GroupNorm(2, channels)",
+            f"the model has batch norm ({layers[0]!r} and {len(layers) - 1} more): each site normalizes by its "
+            "batches, and the evaluated model has the mean of their statistics. If the data of sites differ, that "
+            "costs accuracy; use group norm, as torch.nn.GroupNorm(2, channels)",
             "batch-norm",
         )
 
@@ -260,7 +260,7 @@ def _once_lost(context: Context) -> Callable[[int], None]:
     def lost(rank: int) -> None:
         if rank not in known and not context.participants.changes:
             known.add(rank)
-            text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished"
+            text = f"rank {rank} is gone; its unfinished samples are lost"
             context.scribe.event("lost", text, warn=True, rank=rank)
 
     return lost

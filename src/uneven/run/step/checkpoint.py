@@ -58,7 +58,7 @@ def unpack(state: dict[str, Any]) -> State:
     """
     if not isinstance(state, dict) or not _KEYS <= set(state) <= _KEYS | set(_LATER):
         keys = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"not the state of a session (found {keys}): pass what session.state_dict() returned")
+        raise CheckpointError(f"not the state of a session (found {keys}): pass the result of session.state_dict()")
     if state["schema"] != SCHEMA:
         raise CheckpointError(
             f"session state of schema {state['schema']}, this version reads {SCHEMA}: "

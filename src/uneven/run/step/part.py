@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from uneven.policy.core.actions import Payload, StepPlan, Via
 
-if TYPE_CHECKING:  # a part need not load torch to say what it wants
+if TYPE_CHECKING:  # a part does not need torch at import
     from collections.abc import Callable
 
     import torch
@@ -40,6 +40,7 @@ class Step:
     Attributes:
         clock: steps that this worker has taken before, in this run.
         iteration: number in the whole run, also after a resume.
+        epoch: number of the epoch, from 0.
         rank: this worker.
         members: ranks of all workers; in an elastic run, the members at the start of the step.
         shares: samples of each of them in the global batch, in the order of ``members``.
@@ -126,7 +127,7 @@ class Part:
         """Prepare for the model of ``run``. Open lines here."""
 
     def before_step(self, step: Step) -> None:
-        """Called before a batch is yielded."""
+        """Called before the batch of ``step`` is yielded."""
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         """Called before ``optimizer`` makes its step. If the policy averages gradients, ``.grad`` holds the mean
@@ -157,7 +158,7 @@ class Part:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`, after :meth:`attach` and between two steps.
+        """Load ``state``, a result of :meth:`state_dict`, after :meth:`attach` and between two steps.
 
         Raises:
             CheckpointError: it does not fit.

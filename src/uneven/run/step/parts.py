@@ -39,18 +39,18 @@ class Parts:
         found = (getattr(module, "uneven_part", None) for module in model.modules())
         brought = {id(one): one for one in found if isinstance(one, Part) and one not in self._parts}
         if threads > 1 and (one := next((one for one in brought.values() if _wants_any(one)), None)):
-            raise ConfigError(f"part {one.name!r} with threads = {threads}: there is no one step that it could be of")
+            raise ConfigError(f"part {one.name!r} with threads = {threads}: parts need threads = 1")
         self._take((*self._parts, *brought.values()))
 
     def _take(self, parts: Sequence[Part]) -> None:
         for one in parts:
             if not isinstance(one, Part):
-                raise ConfigError(f"parts={parts!r}: {one!r} is no uneven.Part; derive its class from that")
+                raise ConfigError(f"parts={parts!r}: {one!r} is not an uneven.Part; derive its class from uneven.Part")
         names = [one.name for one in parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"parts={parts!r}: two are named {twice[0]!r}; override the property name of one")
+            raise ConfigError(f"parts={parts!r}: two have the name {twice[0]!r}; override the property `name` of one")
         if dotted := [name for name in names if not name or "." in name]:  # the state's tensors are named part.key
-            raise ConfigError(f"parts={parts!r}: {dotted[0]!r} is no name for a part: empty, or with a dot")
+            raise ConfigError(f"parts={parts!r}: {dotted[0]!r} is not a name: use a text without dots")
         self._parts = tuple(parts)
         self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
         self._reading = [one for one in parts if _wants(one, "batch_read")]
@@ -60,8 +60,8 @@ class Parts:
         """Attach all parts and load a state that came before."""
         if self._ready and not run.optimizers:
             raise ConfigError(
-                f"part {self._ready[0].name!r} has gradients_ready, which is called before the steps of the optimizers "
-                f"given to session.setup, and none was: call session.setup(model, optimizer)"
+                f"part {self._ready[0].name!r} has gradients_ready, which is called before the steps of the "
+                "optimizers given to session.setup, but none was given: call session.setup(model, optimizer)"
             )
         self.run = run
         self._each(self._parts, "attach", run)
@@ -89,8 +89,8 @@ class Parts:
             return  # outside of the loop: a warm-up, say
         if any(map(callable, args[1:])) or kwargs.get("closure") is not None:
             raise TrainingError(
-                f"part {self._ready[0].name!r} works on the gradients before optimizer.step(), but a closure makes "
-                f"them inside of it: call loss.backward() before, and optimizer.step() without one"
+                f"part {self._ready[0].name!r} changes gradients before optimizer.step(), but a closure computes "
+                "them inside it: call loss.backward() first, and optimizer.step() without a closure"
             )
         self._each(self._ready, "gradients_ready", step, optimizer)
 

@@ -27,15 +27,15 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
         raise ConfigError(refusal)
     for plan in first_plans(policy, members, sites):
         if why := refused(plan):
-            raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
+            raise ConfigError(f"{policy!r} with {len(members)} workers is not supported: {why}; use sync='bsp'")
 
 
 def check_alone(members: Members) -> None:
     """Raise ConfigError if there are several workers, for a loop without ``session.setup``."""
     if len(members) > 1:
         raise ConfigError(
-            f"the loader is used on {len(members)} workers, but session.setup was not called: each would train a model "
-            f"of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+            f"the loader is used on {len(members)} workers, but session.setup was not called: each would train its "
+            "own model; call model, optimizer = session.setup(model, optimizer) before the loop"
         )
 
 
@@ -54,8 +54,8 @@ def check_attached(
         if (one.members != averaging) if gradients else not exchanging:
             raise ConfigError(
                 f"step {clock} of {policy!r} exchanges {one.payload.value} among ranks {_named(one.members)}, which "
-                f"none of its first steps announced, so that no line was made for it: let the policy's facts name "
-                f"payloads and every, and let the same ranks average gradients in all steps"
+                "its first steps did not announce, so it has no process group: let the policy's facts name "
+                "payloads and every, and let the same ranks average gradients in all steps"
             )
 
 
@@ -74,8 +74,8 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
         why = f"more than {MOST_RANKS} workers"
     if why:
         raise ConfigError(
-            f"an elastic run cannot carry {why}; use sync='bsp' or 'local' with a balancer that adapts, "
-            f"or leave --elastic out"
+            f"an elastic run does not support {why}; use sync='bsp' or 'local' with a balancer that adapts, or omit "
+            "--elastic"
         )
 
 
@@ -97,7 +97,7 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
         if one.via is Via.SERVER:  # the server keeps all updates of a lost worker
             continue
         if one.piece is not None:
-            return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
+            return "with parameters in pieces, replicas are not equal after any step"
         at_home = by_site and one.members in homes and one.payload is Payload.DELTA
         if one.merge.keeps and one.members != members and not at_home:
             return (
@@ -126,11 +126,11 @@ def _out_of_rounds(one: Exchange) -> str:
         return "the server of a site is in one of its workers, and is lost with it"
     if one.far.lead:
         more = ", and so is the barrier that bounds them" if one.far.barrier_bytes else ""
-        return f"with lead = {one.far.lead} entries are under way that belong to no step which all could repeat{more}"
+        return f"with lead = {one.far.lead} entries are in flight that belong to no common step{more}"
     if one.far.hubs:
         return "what a hub has summed of several sites and not handed on is lost with it"
     if one.delay:
-        return f"with delay = {one.delay} an outcome is under way that no newcomer could be given"
+        return f"with delay = {one.delay} an outcome is in flight, which a new worker would miss"
     return ""
 
 
@@ -145,8 +145,8 @@ def check_profile(loader: object, tried: object, epoch: int, within_s: float, ti
     """Raise ConfigError if the profile does not run between loader and loop, or ``within_s`` is out of range."""
     if loader is None or not tried or epoch >= 0:
         raise ConfigError(
-            "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
-            "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"
+            "session.profile comes between session.loader and the loop: call session.setup(model, optimizer), "
+            "session.loader(...) or session.share(batch_size), then session.profile(step)"
         )
     if not 0.0 < within_s < timeout_s:
         raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {timeout_s!r}")
@@ -169,8 +169,8 @@ def check_microbatch(microbatch: int | str | None) -> None:
     # `type` instead of isinstance, because True is an int
     if microbatch not in (None, "auto") and (type(microbatch) is not int or microbatch < 1):
         raise ConfigError(
-            f"session.loader(microbatch={microbatch!r}): give the samples that fit into one pass, or 'auto' for what a "
-            f"profile measures"
+            f"session.loader(microbatch={microbatch!r}): give the samples of one pass, or 'auto' for the number "
+            "that a profile measures"
         )
 
 
@@ -182,7 +182,4 @@ def check_together(together: bool, dataset: Any, microbatch: object, options: Ma
     given = [name for name in ("microbatch", "cost", "shards", "batch_sampler") if others.get(name) is not None]
     if given or is_stream(dataset):
         what = f"{given[0]}=…" if given else "a stream"
-        raise ConfigError(
-            f"session.loader(together=True) with {what}: who does which samples of a batch is found out while the "
-            f"iteration runs, by their index; leave it out"
-        )
+        raise ConfigError(f"session.loader(together=True) with {what}: samples are assigned by index; leave it out")

@@ -252,7 +252,7 @@ def _shared_out(threads: int) -> Iterator[None]:
 
 
 class Threads:
-    """The threads that train this worker's replica, and the checks of what they support."""
+    """The threads that train this worker's replica, and the checks of supported settings."""
 
     def __init__(self, loop: StepLoop) -> None:
         self.count = loop.context.config.threads  # at least 1
@@ -264,8 +264,8 @@ class Threads:
         found = {one.device.type for one in model.parameters()} - {"cpu"}
         if self.count > 1 and found:
             raise ConfigError(
-                f"threads = {self.count} with a model on {found.pop()}: threads share a processor's memory; put the "
-                f"model on the CPU, or use threads = 1"
+                f"threads = {self.count} with a model on {found.pop()}: threads share memory on the CPU only; move "
+                "the model there, or use threads = 1"
             )
 
     def check_one(self, what: str) -> None:
@@ -276,7 +276,7 @@ class Threads:
     def check_outside(self, what: str) -> None:
         """Raise TrainingError while threads train; ``what`` belongs between two calls of ``session.train``."""
         if self._running is not None:
-            raise TrainingError(f"{what} while {self.count} threads train: call it between two session.train(...)")
+            raise TrainingError(f"{what} while {self.count} threads train: call it between two calls of session.train")
 
     def train(
         self, loop: Loop, loader: BalancedLoader, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]
@@ -321,7 +321,6 @@ class Threads:
         parts = self._running.in_hand()
         if parts is None:
             raise CheckpointError(
-                "session.state_dict() while other threads are in the middle of a step: save everything that belongs "
-                "together inside `with session.paused():`"
+                "session.state_dict() while other threads are in a step: save inside `with session.paused():`"
             )
         return parts

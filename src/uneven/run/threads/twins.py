@@ -34,9 +34,8 @@ def twin(model: nn.Module) -> tuple[nn.Module, Aliases]:
         return copy.deepcopy(model, memo), aliases
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
-            f"threads: each thread trains a copy of the model over the same memory, and {type(model).__name__} cannot "
-            f"be copied ({error}): keep tensors that are computed in the forward pass out of its attributes, or use "
-            f"threads = 1"
+            f"threads: each thread trains a copy of the model over the same memory, and {type(model).__name__} "
+            f"cannot be copied ({error}): keep computed tensors out of its attributes, or use threads = 1"
         ) from error
 
 
@@ -78,8 +77,7 @@ class SharedOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError(
-                "threads: LBFGS calls the model several times a step and keeps state beside the "
-                "parameters: use another optimizer, or threads = 1"
+                "threads: LBFGS calls the model several times per step: use another optimizer, or threads = 1"
             )
         self._first = optimizer
         self._filling = threading.Lock()  # while an optimizer has state to create, only one of the copies steps
@@ -112,7 +110,7 @@ class SharedOptimizer:
         except KeyError:
             raise ConfigError(
                 f"threads: {type(self._first).__name__} has parameters that are not in the model given to "
-                f"session.setup, so that they cannot be copied with it: put them into the model, or use threads = 1"
+                "session.setup: put them into the model, or use threads = 1"
             ) from None
         made.state = defaultdict(dict)
         for one in chain.from_iterable(group["params"] for group in self._first.param_groups):

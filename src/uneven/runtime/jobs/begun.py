@@ -1,6 +1,6 @@
 """The file ``code.json`` in a run's directory: the code that the run trains with, and when the run finished.
 
-A start can thus detect that a result belongs to other code, or that a run would continue with other code.
+So a start can detect that a result belongs to other code, or that a run would continue with other code.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Child(Watched):
         except (EOFError, ConnectionError) as error:
             self._line.close()
             raise TrainingError(
-                f"{name} could not be started: the process that starts others was killed; the same call goes on"
+                f"{name} could not be started: the process that starts workers was killed; repeat the call to continue"
             ) from error
         finally:
             other.close()
@@ -106,7 +106,7 @@ class Child(Watched):
         self.touched()
         try:
             self._line.send(message)
-        except BlockingIOError:  # the time limit set by _limit is over
+        except BlockingIOError:  # the time limit set by _limit has passed
             self._shoot()
         except OSError:  # it has died; the sentinel reports that
             pass
@@ -190,8 +190,8 @@ class Child(Watched):
 
 def unsendable(name: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses must be "
-        f"made of classes and functions at the top level of a module"
+        f"{name}: its arguments cannot be sent to another process ({error}): define data sets, transforms and "
+        "losses as classes and functions at the top level of a module"
     )
 
 

@@ -23,26 +23,26 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
         return found or ("cpu",) * usable_cores()
     if isinstance(asked, int):
         if asked < 1:
-            raise ConfigError(f"devices={asked}: it takes at least one")
+            raise ConfigError(f"devices={asked}: give at least one")
         return ("cpu",) * asked
     if isinstance(asked, str):
         raise ConfigError(f'devices={asked!r}: give "auto", a number of CPU slots, or a list of names')
     if not asked:
-        raise ConfigError("devices=[]: it takes at least one")
+        raise ConfigError("devices=[]: give at least one")
     for name in asked:
         try:
             kind = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(f"devices: {error}") from error
         if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"devices: {name} is not there; this machine has {torch.cuda.device_count()} GPUs")
+            raise ConfigError(f"devices: no {name}; this machine has {torch.cuda.device_count()} GPUs")
         if kind.type not in ("cpu", "cuda"):
-            raise ConfigError(f"devices: {name} is neither cpu nor cuda")
+            raise ConfigError(f"devices: {name} is not supported: give cpu or cuda")
     if len({torch.device(name).type for name in asked}) > 1:
-        raise ConfigError("devices: CPU slots and GPUs together cannot be planned: name one kind")
+        raise ConfigError("devices: CPU slots and GPUs together are not supported: name one kind")
     gpus = [name for name in asked if name != "cpu"]
     if len(set(gpus)) < len(gpus):
-        raise ConfigError("devices: a GPU is named twice; one process at a time computes on it")
+        raise ConfigError("devices: a GPU is named twice; name each once")
     return tuple(asked)
 
 
@@ -61,15 +61,13 @@ def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str,
         kind, count = ("GPU" if asked[0] == "cuda" else "CPU"), len(asked)
     else:
         raise ConfigError(
-            f'devices={asked!r}: Ray chooses which devices of its cluster are used; give "auto", a number of CPU '
-            f'slots, or ["cuda"] * 4'
+            f'devices={asked!r}: Ray chooses the devices of its cluster; give "auto", a number of CPU slots, or '
+            '["cuda"] * 4'
         )
     has = int(there.get(kind, 0))
     if count < 1:
-        raise ConfigError(f"devices={asked!r}: it takes at least one, and the cluster has {has}")
+        raise ConfigError(f"devices={asked!r}: give at least one; the cluster has {has}")
     if count > has:
         what = "GPUs" if kind == "GPU" else "CPU slots"
-        raise ConfigError(
-            f"devices: {count} {what} were asked for, and the cluster has {has}: ask for fewer, or add nodes"
-        )
+        raise ConfigError(f"devices: {count} {what} requested, but the cluster has {has}: request fewer, or add nodes")
     return kind, count

@@ -49,7 +49,7 @@ class How(Enum):
     """The kind of a process's end."""
 
     ENDED = "it came to its end by itself"
-    FAILED = "it ended with an error of its own"
+    FAILED = "it ended with an error"
     KILLED = "a signal killed it"
     HUNG = "it gave no sign of life and was killed for that"
     LOST = "its machine was lost, or cannot be reached"

@@ -5,8 +5,8 @@ messages, and a call of ``hear`` waits for the next outgoing message. A ``LargeO
 ``hear``,
 which Ray keeps in its object store while it is referenced.
 
-Ray pickles all messages. Whoever can reach the cluster's ports can therefore run code in it, with or without this
-engine, as Ray's documentation states.
+Ray pickles all messages. So any process that can reach the cluster's ports can run code in it, with or without this
+engine, as Ray documents.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Cluster:
                 back = here.with_suffix(".back")
                 if ray.get(answer) != word or not back.exists() or back.read_text(encoding="utf-8") != word[::-1]:
                     raise ConfigError(
-                        f"{directory} is not the same directory on the machine {self._names[node]} as here: "
-                        f"it must be storage that every machine of the cluster reaches under the same path"
+                        f"{directory} is a different directory on the machine {self._names[node]}: use storage that "
+                        "every machine of the cluster has under the same path"
                     )
                 back.unlink()
         finally:
@@ -309,8 +309,8 @@ def _reserved(kind: str, count: int) -> list[Any]:
         for group in groups:
             remove_placement_group(group)
         raise ConfigError(
-            f"devices: {count} of the cluster's devices did not become free within {PATIENCE_S:.0f} s: ask for fewer, "
-            f"or wait for those who use it"
+            f"devices: {count} of the cluster's devices did not become free within {PATIENCE_S:.0f} s: request "
+            "fewer, or wait until others end"
         )
     return groups
 

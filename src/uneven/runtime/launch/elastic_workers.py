@@ -113,7 +113,9 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
             store, host, port, run = _join(launch) if launch.join else _open(launch, count)
         except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
             short = str(error).strip().partition("\n")[0]  # torch appends its C++ stack
-            raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
+            raise LaunchError(
+                f"no run at {launch.join or launch.endpoint} ({short}): give the address that its launcher printed"
+            ) from error
         name = run_id(launch)
         own_address = launch.local_addr or towards(host, port)
         address = "" if is_loopback(own_address) else f":{own_address}"
@@ -192,13 +194,13 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
         raise stopped_by(stop.number)
     if through or members.finished or not members.lost:
         if members.lost:
-            _log.info(f"the run has come to its end; {len(members.lost)} of its workers were lost")
+            _log.info(f"the run has finished; {len(members.lost)} of its workers were lost")
         return
     # The same signal ended all workers, so the order of their deaths does not show the cause.
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
         raise all_gone(members.lost)
     first_s = min(one.ended_s for one in members.lost)
-    then = "and no worker of this launcher is left; the run goes on" if goes_on else "so the run has been ended"
+    then = "and no worker of this launcher is left; the run continues" if goes_on else "so the run has been ended"
     raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), then=then)
 
 
@@ -215,12 +217,12 @@ def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
 def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
     assert launch.join is not None
     host, port = address(launch.join, launch.join)
-    # TCPStore ignores its timeout if a foreign server accepts the connection and sends nothing, hence `within`.
+    # TCPStore ignores its timeout if a foreign server accepts the connection and sends nothing, so use `within`.
     run = json.loads(within(JOINED_WITHIN_S, lambda: reach(host, port, JOINED_WITHIN_S)).get(RUN))
     store = reach(
         host, port, JOINED_WITHIN_S, _silence_of(run)
     )  # a cut connection raises no error, so requests need this limit
     if store.check(["over"]):
-        raise LaunchError(f"--join {launch.join}: the run has come to its end")
+        raise LaunchError(f"--join {launch.join}: the run has already finished")
     own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]
     return store, host, port, {**run, "own": own}

@@ -71,7 +71,7 @@ class ExpendableWorkers:
                 continue  # the others wait for it and report that when their timeout expires
             # Reported once: the others continue without it, and it may recover.
             self._told.add(rank)
-            then = "the others go on without it, and once they have ended it is killed"
+            then = "the others continue without it; when they have ended it is killed"
             _log.warning(f"rank {rank} (process {alive[rank]}) {silent[rank]}; {then}")
         return []
 

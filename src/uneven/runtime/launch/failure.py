@@ -62,7 +62,7 @@ def blame(
 
 
 def gone(death: Death) -> str:
-    then = "nobody else was left here" if death.silent else "the others go on without it"
+    then = "no other worker is left here" if death.silent else "the others continue without it"
     return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
 
@@ -79,9 +79,9 @@ def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | Non
     """Return an error if a worker ended with exit code 0 during its session and was missed or never trained."""
     quitters = [_leaver(one) for one in left if one.unclosed]
     if quitters and any(one.silent or _complains(one) for one in lost):
-        return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
+        return LaunchError(f"{', '.join(quitters)}, and the others waited for it\n{_before(lost)}")
     if never := [_leaver(one) for one in left if one.unclosed and not one.begun]:
-        return LaunchError(f"{', '.join(never)}, before it trained; the others have come to the end without it")
+        return LaunchError(f"{', '.join(never)}, before it trained; the others have finished without it")
     return None
 
 
@@ -91,7 +91,7 @@ def through_without(lost: Sequence[Death]) -> tuple[str, int]:
     # Scripts evaluate and save on rank 0, so without it results may be missing.
     code = 0 if first is None else _how(first)[1]
     why = "" if first is None else f"; the exit code is {code}, as scripts save on rank 0"
-    return f"the run has come to its end without {_names(lost)}{why}", code
+    return f"the run has finished without {_names(lost)}{why}", code
 
 
 def stopped_by(number: int) -> LaunchError:
@@ -128,8 +128,8 @@ def _cause(death: Death) -> str:
     if death.silent:
         return ""
     if death.exit_code == -signal.SIGKILL:
-        return "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
-    return "; what it had to say is above"
+        return "; unless a user did that, the machine was out of memory (see `dmesg`)"
+    return "; see its output above"
 
 
 def _how(death: Death) -> tuple[str, int]:

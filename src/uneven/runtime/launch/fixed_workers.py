@@ -72,13 +72,13 @@ def run_fixed(launch: Launch, run_directory: Path | None) -> None:
         except OSError as error:  # torch creates folders below this one
             where = f" {error.filename}" if error.filename else ""
             raise LaunchError(
-                f"the launcher cannot use{where or ' its temporary folder'}: {error.strerror or error}; make room "
-                f"there (space and inodes, see `df` and `df -i`), or name another folder with TMPDIR"
+                f"the launcher cannot use{where or ' its temporary folder'}: {error.strerror or error}; free some "
+                "space there (see `df` and `df -i`), or set TMPDIR to another folder"
             ) from error
         except (RendezvousError, DistNetworkError, DistStoreError) as error:
             raise LaunchError(
-                f"the workers could not meet at {launch.rendezvous_endpoint} ({launch.backend}): {error}. "
-                f"Is that address right and reachable from every machine, and does each run a launcher?"
+                f"the workers could not meet at {launch.rendezvous_endpoint} ({launch.backend}): {error}. Can every "
+                "machine reach that address, and does each run a launcher?"
             ) from error
 
 
@@ -160,7 +160,7 @@ class FixedWorkers(LocalWorkers):
                 for rank in self._expendable.hanging(self._pids):
                     self.running[rank].process.signal(signal.SIGKILL, group=True)
             if not self._failed and handler.num_nodes_waiting() > 0:
-                _log.info("another machine asks to take part: all workers are started again")
+                _log.info("another machine joins: all workers are started again")
                 self._end(signal.SIGTERM)
                 return True
         # A stopped process does not react to SIGTERM, and it may have caused the failure.
@@ -312,7 +312,7 @@ def _logs(output: WorkerOutput, count: int, run_directory: Path | None, temporar
     folder = temporary
     if output.in_files:
         folder = output.folder(run_directory).absolute()
-        _log.info(f"what workers print goes to {folder}")
+        _log.info(f"the output of workers is in {folder}")
     redirects, tee = ({rank: Std(of) for rank, of in one.items()} for one in output.streams(count))
     with access(f"write to {folder} (another folder can be named with --log-dir)", LaunchError):
         return DefaultLogsSpecs(str(folder), redirects=redirects, tee=tee, local_ranks_filter=output.shown)

@@ -1,4 +1,4 @@
-"""Detection of workers that neither end nor use the processor: stopped or hanging ones. Imports no torch."""
+"""Detection of stopped or hanging workers: those that do not end and do not use the processor. Imports no torch."""
 
 from __future__ import annotations
 

@@ -84,19 +84,25 @@ class Launch:
 
     def _check_elastic(self) -> None:
         if self.join is not None and self.elastic is not None:
-            raise ConfigError("--join with --elastic: the run that is joined says how many workers it may have")
+            raise ConfigError(
+                "--join with --elastic: the run that is joined sets the number of workers; leave --elastic out"
+            )
         check_silence(self.silence_s)
         if self.join is not None:
             address(self.join, f"--join {self.join}")
         if self.members_change and (self.nodes != (1, 1) or self.rdzv_backend):
             raise ConfigError("--elastic starts workers on this machine; start more elsewhere with --join HOST:PORT")
         if signals_named(self.leave_on, "--leave-on") and not self.members_change:
-            raise ConfigError(f"--leave-on {self.leave_on}: workers leave only with --elastic or --join")
+            raise ConfigError(
+                f"--leave-on {self.leave_on}: only runs with --elastic or --join let workers leave; leave it out"
+            )
         if self.output.asked and self.members_change:
-            raise ConfigError("--redirects, --tee, --log-rank and --log-dir are for runs without --elastic and --join")
+            raise ConfigError(
+                "--redirects, --tee, --log-rank and --log-dir do not work with --elastic and --join: leave them out"
+            )
         least, most = self.bounds
         if self.nproc is not None and self.nproc.isdigit() and self.elastic and not least <= int(self.nproc) <= most:
-            raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: begin with {least} to {most}")
+            raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: give {least} to {most}")
 
     @property
     def line(self) -> list[str]:

@@ -59,7 +59,7 @@ def start(
         "bound": True,  # see __main__.py
     }
     if launch.wait_ready and run_directory is None:
-        raise ConfigError("wait_ready needs a run_directory: workers say there that they are ready")
+        raise ConfigError("wait_ready needs a run_directory, in which workers report that they are ready")
     if run_directory is not None:
         run_directory.mkdir(parents=True, exist_ok=True)
     line = [sys.executable, "-P", "-m", "uneven.runtime.launch", json.dumps(task)]

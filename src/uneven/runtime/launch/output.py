@@ -59,7 +59,7 @@ class WorkerOutput:
         for option, ranks in named.items():
             if ranks and max(ranks) >= count:
                 raise ConfigError(
-                    f"{option} names local rank {max(ranks)}, and this machine has {count} workers: count from 0"
+                    f"{option} names local rank {max(ranks)}, but this machine has {count} workers: count from 0"
                 )
 
     @property

@@ -63,9 +63,8 @@ def _refuse_used_port(launch: Launch) -> None:
             if error.errno != errno.EADDRINUSE:
                 return  # another machine's address or another address family: torch reports that itself
             raise LaunchError(
-                f"port {port} on {host} is in use, by another run perhaps: give another one with "
-                f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
-                f"{join}"
+                f"port {port} on {host} is in use: give another one with --master-port or --rdzv-endpoint, or leave "
+                f"both out to use a free one{join}"
             ) from None
 
 
@@ -79,7 +78,9 @@ def _find_run(endpoint: str) -> None:
             socket.create_connection((host, port), max(0.1, left_s)).close()
             return
         except socket.gaierror as error:
-            raise ConfigError(f"--join {endpoint}: there is no machine {host} ({error.strerror})") from None
+            raise ConfigError(
+                f"--join {endpoint}: no machine {host} ({error.strerror}): give a name or an address that resolves"
+            ) from None
         except OSError as error:
             if left_s <= _AGAIN_AFTER_S:
                 raise LaunchError(
@@ -99,6 +100,6 @@ def _refuse_foreign_address(address: str) -> None:
                 listening.accept()[0].close()  # fails if another host answered
     except OSError as error:
         raise ConfigError(
-            f"--local-addr {address} does not lead to this machine ({error.strerror or error}): give an address or "
-            f"name under which it can be reached, or leave it out"
+            f"--local-addr {address} is not an address of this machine ({error.strerror or error}): give one that "
+            "others can reach, or leave it out"
         ) from error

@@ -43,8 +43,8 @@ class Readiness:
         if rank not in self._late:
             self._late.add(rank)
             _log.warning(
-                f"rank {rank} did not start training within {self._within_s:g} s (a loader of an "
-                f"uneven.Session says so when it is first used): it has its share from now on"
+                f"rank {rank} did not start training within {self._within_s:g} s (the loader of an uneven.Session "
+                "reports it): its share applies from now on"
             )
         return True
 
@@ -54,7 +54,7 @@ class Readiness:
         if not _connected(pid, port):
             return False
         if not self._met:
-            _log.info("the workers meet without an uneven.Session: each has its share from then on")
+            _log.info("the workers use no uneven.Session: their shares apply from now on")
         self._met.add(rank)
         return True
 

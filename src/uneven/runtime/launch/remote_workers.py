@@ -88,7 +88,7 @@ class Others:
         if board.look("over") is not None:  # a worker that has not asked yet will find nothing to join
             return tuple(one for one in there if one in asking or board.any_of(ENDS, one))
         if there and set(there) <= set(asking):
-            board.write("over", "nobody is left who could let them in")
+            board.write("over", "no member is left to admit them")
         return tuple(there)
 
     def _done(self, worker: int) -> bool:

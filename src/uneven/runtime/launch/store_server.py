@@ -46,4 +46,4 @@ def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> Non
         lost = f", and worker {there} cannot continue without the store" if there else ""
         raise LaunchError(f"stopped by {signal.Signals(stop.number).name}{lost}", 128 + stop.number)
     if board.look("over") != "":
-        raise LaunchError("all workers have ended before the end of the training: resume from a checkpoint")
+        raise LaunchError("all workers ended before the training did: resume from a checkpoint")

@@ -67,7 +67,7 @@ def make_keys(directory: Path) -> None:
         try:
             handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ConfigError(f"{directory / name} exists: make new keys in a new directory for each run") from None
+            raise ConfigError(f"{directory / name} exists: use a new directory for each run") from None
         with os.fdopen(handle, "w") as file:
             file.write(text)
 
@@ -122,12 +122,12 @@ def _read(path: Path) -> Keys:
         keys = Keys(found["public"], found["secret"], found["other"])
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is not there: make keys for this run first (uneven.runtime.parameter_server.make_keys)"
+            f"{path} does not exist: make keys for this run first (uneven.runtime.parameter_server.make_keys)"
         ) from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} holds no keys: {error!r}") from error
+        raise ConfigError(f"{path} has no valid keys ({error!r}): make keys in a new directory") from error
     if loose:
         raise ConfigError(
-            f"others can read {loose[0]}: chmod go= {loose[0]}, or better make new keys in a new directory"
+            f"others can read {loose[0]}: run chmod go= {loose[0]}, or better make new keys in a new directory"
         )
     return keys

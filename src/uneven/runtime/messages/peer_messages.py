@@ -181,7 +181,7 @@ class PeerMessages:
                 raise RuntimeError(self._broken[peer])
             if self.patient is not None and peer not in self._gone:
                 if not self.patient():
-                    raise RuntimeError(f"rank {self._rank} waits for rank {peer} no more")
+                    raise RuntimeError(f"rank {self._rank} no longer waits for rank {peer}")
                 limit_s = now_s + self._timeout_s
             if now_s >= limit_s and not box:
                 gone = "its connection is closed" if peer in self._gone else f"within {self._timeout_s:g} s"
@@ -219,8 +219,8 @@ class PeerMessages:
             self._boxes[peer].append((head[:1], message))
         elif peer not in self._broken:
             self._broken[peer] = (
-                f"message {expected} from rank {peer} to rank {self._rank} is lost, and number {number} has come: the "
-                f"connection between them was closed and made anew"
+                f"message {expected} from rank {peer} to rank {self._rank} is lost, and number {number} has come: "
+                "their connection was closed and reopened"
             )
 
 

@@ -112,7 +112,7 @@ class ShardKeeper:
         growing: bool = False,
     ) -> None:
         if shards < 1:
-            raise ConfigError(f"{shards} shards of {program.whole}: it must be a positive number")
+            raise ConfigError(f"{shards} shards of {program.whole}: give a positive number")
         make_keys(directory)
         self._program = program
         self._options = ("--growing",) if growing else ()

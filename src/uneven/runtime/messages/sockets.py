@@ -30,7 +30,7 @@ _QUEUE = 64  # the messages that may wait for one worker. It asks again for lost
 _LINGER_MS = 1000
 """The time for which replies are kept for a worker that does not take them. 0 and infinity (the default) do not work:
 libzmq 4.3.5 aborts the process if it drops the rest of a reply while the worker leaves (``clean_pipes`` in
-session_base.cpp), and a broken connection with replies in it blocks the end for ever."""
+session_base.cpp), and a broken connection with replies in it blocks the end forever."""
 
 
 class Answering(Protocol):

@@ -62,7 +62,10 @@ class Client:
     ) -> None:
         if line.shards != len(table.shards):
             line.close()
-            raise ConfigError(f"the table is for {len(table.shards)} shards, the line leads to {line.shards}")
+            raise ConfigError(
+                f"a table for {len(table.shards)} shards, but a connection to {line.shards}: give all the same "
+                "--servers"
+            )
         self.rank = rank
         self.table = table
         self.timeout_s = timeout_s
@@ -95,13 +98,13 @@ class Client:
             ConfigError: the arrays do not fit the table, or the scale is not above 0.
         """
         if not scale > 0:
-            raise ConfigError(f"a scale of {scale} is not above 0")
+            raise ConfigError(f"scale={scale}: give a number above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays)
 
     def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> Reply:
         """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy."""
         if not scale > 0:
-            raise ConfigError(f"a scale of {scale} is not above 0")
+            raise ConfigError(f"scale={scale}: give a number above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
 
     def pull(self, clock: int = 0) -> Reply:
@@ -117,8 +120,8 @@ class Client:
         return self._ask(Kind.MEET, count, self.timeout_s)
 
     def remove_member(self, rank: int) -> Reply:
-        """Declare a worker failed: no worker waits for it, and the server accepts no more from it. The reply's
-        ``clock`` is the final number of its steps in the parameters."""
+        """Declare a worker failed: no worker waits for it, and the server rejects its messages. The reply's ``clock``
+        is the final number of its steps in the parameters."""
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
 
     def through(self, epochs: int) -> None:
@@ -132,7 +135,7 @@ class Client:
         """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃), α in (0, 1]; the arrays x, flat, do not
         change. ``reply.into(arrays)`` moves a replica by −d."""
         if not 0 < alpha <= 1:
-            raise ConfigError(f"alpha of {alpha} is not above 0 and at most 1")
+            raise ConfigError(f"alpha={alpha}: give a number above 0 and at most 1")
         return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
 
     def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> Reply:
@@ -155,7 +158,7 @@ class Client:
         :meth:`hurry`. ``grace`` is the additional wait of a quorum, as a part of its first member's wait.
         """
         if not weight > 0:
-            raise ConfigError(f"a weight of {weight} is not above 0")
+            raise ConfigError(f"weight={weight}: give a number above 0")
         return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
 
     def kept(self, wanted: Sequence[Array] = ()) -> Reply:
@@ -220,7 +223,8 @@ class Client:
         self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str, *, patient: bool = False
     ) -> None:
         """Wait until ``done``; if ``patient``, as long as the ``missing`` shards send heartbeats, except inside
-        :meth:`hurry`. Raises PeerError with the missing shards if the connection has ended or the time is over."""
+        :meth:`hurry`. Raises PeerError with the missing shards if the connection has ended or the time-out has
+        passed."""
         limit_s, began_s = self.timeout_s + min(_GRACE_S, self.timeout_s), time.monotonic()
         with self._changed:
             while not done() and self._error is None:
@@ -298,7 +302,10 @@ class Client:
         dtype = DTYPES[self.table.dtype]
         if tuple(array.size for array in arrays) != self.table.sizes or any(a.dtype != dtype for a in arrays):
             found = [f"{array.size} of {array.dtype}" for array in arrays]
-            raise ConfigError(f"the table is for tensors of {self.table.sizes} elements of {dtype}, not {found}")
+            raise ConfigError(
+                f"the table is for tensors of {self.table.sizes} elements of {dtype}, not {found}: give the model's "
+                "tensors"
+            )
         pieces = [np.empty(length, dtype) for length in piece_lengths(self.table.elements(shard), dtype.itemsize)]
         for tensor, start, stop, number, offset in self.table.moves(shard):
             pieces[number][offset : offset + stop - start] = arrays[tensor][start:stop]
@@ -342,16 +349,18 @@ class Reply:
             if answer.kind is Kind.MISSING:
                 behind = ", ".join(f"{roster.called(one.rank)} (finished {one.clock} steps)" for one in answer.entries)
                 raise PeerError(
-                    f"rank {client.rank}: {what} has waited {client.timeout_s:g} s for {behind or 'nobody'}, "
-                    f"says shard {shard}"
+                    f"rank {client.rank}: {what} waited {client.timeout_s:g} s for {behind or 'no worker'} (shard "
+                    f"{shard})"
                 )
             if answer.kind is Kind.GONE:
-                raise PeerError(f"the mean of step {self._clock} is no longer kept: the newest is of {answer.extra}")
+                raise PeerError(
+                    f"the mean of step {self._clock} is no longer stored, the newest is {answer.extra}: pull more often"
+                )
             if answer.kind is Kind.REFUSED:
                 reason = list(Refusal)[answer.extra]
                 if reason is Refusal.VALUE:
                     raise NonFiniteError("update of the parameter server", (client.rank,), self._clock)
-                raise PeerError(f"shard {shard} refuses {what} of rank {client.rank}: {reason.value}")
+                raise PeerError(f"shard {shard} rejected {what} of rank {client.rank}: {reason.value}")
         return self
 
     @property

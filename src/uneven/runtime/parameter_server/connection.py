@@ -114,7 +114,7 @@ class ZmqLine:
         directory = run_directory / SERVER
         shards = shards_in(directory)
         if not shards:
-            raise ConfigError(f"{directory} names no shards: start the script with `uneven run --servers 1`, or more")
+            raise ConfigError(f"{directory} names no shards: start the script with `uneven run --servers N`")
         return cls(directory, shards)
 
     def open(self, ear: Ear) -> None:

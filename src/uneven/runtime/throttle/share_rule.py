@@ -63,7 +63,7 @@ class Account:
     stopped: bool = False  # True if it must be stopped now
     check_in_s: float = 0.0  # seconds before which nothing can change
     burn: float = 1.0  # cores in use when it last ran
-    idle_s: float = 0.0  # time in which it was allowed to run, but neither worked nor waited for a core
+    idle_s: float = 0.0  # time in which it could run, but did not work and did not wait for a core
 
 
 def advance(rule: ShareRule, account: Account, elapsed_s: float, used_s: float, waited_s: float = 0.0) -> Account:

@@ -126,7 +126,7 @@ class Throttle:
     def _read(self) -> dict[str, Any]:
         pipe = self._helper.stdout
         assert pipe is not None
-        # A helper that hangs without closing its pipe would block readline for ever.
+        # A helper that hangs without closing its pipe would block readline forever.
         ready, _, _ = select.select([pipe], [], [], _ANSWER_WITHIN_S)
         line = pipe.readline() if ready else b""
         if not line:
@@ -136,8 +136,8 @@ class Throttle:
 
     def _dead(self) -> LaunchError:
         return LaunchError(
-            "the throttle's process has died or does not answer, so nothing is throttled any more and every "
-            "process runs at full speed; close it and make a new Throttle()"
+            "the throttle's process has died or does not answer, so all processes run at full speed; make a new "
+            "Throttle()"
         )
 
 

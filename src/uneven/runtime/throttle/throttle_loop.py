@@ -162,7 +162,7 @@ class Loop:
         except ConfigError as error:
             return {"error": str(error)}
         except ProcessLookupError:
-            return {"error": f"there is no process {pid}; it may have ended already"}
+            return {"error": f"no process {pid}; it may have ended already"}
         except PermissionError:
             return {"error": f"process {pid} belongs to another user; only your own can be throttled"}
         return {}
@@ -174,8 +174,8 @@ class Loop:
             return
         if pid in self._above:
             raise ConfigError(
-                f"process {pid} holds the throttle itself, which would be stopped with it for ever: limit the "
-                f"processes that it starts, or start the Throttle in a process beside it"
+                f"process {pid} runs the throttle itself, which would stop with it: limit its child processes, or "
+                "start the Throttle in another process"
             )
         tree = _Tree(rule, time.monotonic())
         self._add(tree, pid, from_birth=False)

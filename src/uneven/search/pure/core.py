@@ -193,7 +193,7 @@ class SearchCore:
         if self.target_by is not None:
             return Ruling(Move.STOP, f"trial {self.target_by} has reached the target")
         if self._diverged(one):
-            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is no finite number at {one.t:g}")
+            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is not finite at {one.t:g}")
         if self.terms.target is not None and one.score >= self.terms.sign * self.terms.target:
             self.target_by = one.number
             return Ruling(Move.STOP, f"reached the target {self.terms.target:g}")
@@ -279,7 +279,7 @@ class SearchCore:
     def failed(self, trial: int, why: str, *, lost: bool = False) -> bool:
         """Record that a running trial raised or its process was killed. Return whether it is tried again.
 
-        `lost` means that neither the trial nor its settings are the cause: its machine or the whole search was lost.
+        `lost` means that its machine or the whole search was lost, so the trial and its settings are not the cause.
         """
         self.note({"event": "fail", "trial": trial, "why": why, "lost": lost})
         one = self.trials[trial]
@@ -303,15 +303,14 @@ class SearchCore:
         one, domain = self.trials[trial], domain_of(said)
         point = self._point_of.get(trial, {})
         if name in point and not domain.holds(point[name]):
-            raise ConfigError(f"points_to_evaluate says {name}={point[name]!r}, which is not in {domain}")
+            raise ConfigError(f"points_to_evaluate has {name}={point[name]!r}: give a value in {domain}")
         if name not in one.params:
             found = self._searcher.define(trial, name, domain)
             one.params[name] = point.get(name, found)
             self.note({"event": "define", "trial": trial, "name": name, "domain": dict(said)})
         elif not domain.holds(one.params[name]):
             raise ConfigError(
-                f"trial.suggest of {name!r} as {domain}: it is {one.params[name]!r} in this trial; two places say what "
-                f"it may be, keep one of them"
+                f"trial.suggest of {name!r} as {domain}: this trial has {one.params[name]!r}; define it in one place"
             )
         return one.params[name]
 
@@ -385,7 +384,7 @@ class SearchCore:
             case "report":
                 ruling = self.reported(trial, event["t"], float(event["metric"]))
                 if ruling.move.value != event["move"]:
-                    raise self._differs(f"the scheduler says {ruling.move.value}", event)
+                    raise self._differs(f"the scheduler decides {ruling.move.value}", event)
             case "saved":
                 self.saved(trial, event["t"])
             case "end":
@@ -412,6 +411,6 @@ class SearchCore:
 
     def _differs(self, what: str, event: Happened) -> CheckpointError:
         return CheckpointError(
-            f"{what} than when the search began ({event}): it was begun with another searcher, scheduler, space or "
-            f"version; go on with the same, or name another directory"
+            f"{what} than when the search began ({event}): the searcher, the scheduler, the space or the version "
+            "changed; use those of the first run, or name another directory"
         )

@@ -34,7 +34,7 @@ ANY_PACE = 1.0
 def one_each(candidates: Sequence[str], rates: Rates, devices: int) -> Placement:
     """Return the first candidates with one device each. Raises `ConfigError` if ``devices`` is negative."""
     if devices < 0:
-        raise ConfigError(f"{devices} devices: give zero or more")
+        raise ConfigError(f"{devices} devices: give 0 or more")
     return tuple((name, 1) for name in candidates[:devices])
 
 

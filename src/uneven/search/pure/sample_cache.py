@@ -30,7 +30,7 @@ class SampleCache:
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.per_pass < 1:
-            raise ConfigError(f"a shelf of {self.slots} slots for {self.per_pass} chunks: give at least one of each")
+            raise ConfigError(f"a cache of {self.slots} slots for {self.per_pass} chunks: give at least one of each")
         self._free = list(range(self.slots))
 
     def want(self, reader: int, chunk: int, last: int) -> int | None:
@@ -110,7 +110,7 @@ def slots_for(room_bytes: float, chunk_bytes: int, per_pass: int, readers: int, 
     fit = int(room_bytes // max(chunk_bytes, 1))
     if fit < least:
         raise ConfigError(
-            f"shared data: {readers} trials at once need {least * chunk_bytes / 1e6:,.1f} MB, and data_bytes allows "
-            f"{room_bytes / 1e6:,.1f} MB: give data_bytes={least * chunk_bytes} or more, or a smaller chunk"
+            f"shared data: {readers} trials at a time need {least * chunk_bytes / 1e6:,.1f} MB, but data_bytes "
+            f"allows {room_bytes / 1e6:,.1f} MB: give data_bytes={least * chunk_bytes} or more, or a smaller chunk"
         )
     return int(min(fit, max(least + readers * ahead, per_pass * passes)))

@@ -219,10 +219,12 @@ class SearchRecord:
         Raises `ConfigError` if the end of trials is unknown, or a device's speed is zero.
         """
         known = [one.ended_t for one in self.trials.values() if one.ended_t < math.inf]
-        # Trials that a scheduler stopped have no known end; the usual one stands in for it.
+        # Trials that a scheduler stopped have no known end; the usual one replaces it.
         usual = statistics.median(known) if known else core.left(0, 0.0)
         if math.isinf(usual):
-            raise ConfigError("nothing says when a trial ends: no trial of the record has, and there is no max_t")
+            raise ConfigError(
+                "no recorded trial has ended, and there is no max_t: record a longer search, or set max_t"
+            )
         return simulate(
             core,
             lambda trial, t: self.like(trial).metric_at(t),
@@ -252,7 +254,7 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> SearchRecord:
         if event["event"] == "end":
             ended[trial] = max(curve, default=0.0)
     if not took_s:
-        raise ConfigError("this search has no reports yet: let it try a few trials first")
+        raise ConfigError("this search has no reports yet: let it run a few trials first")
     unit_s = _unit_s({pair: statistics.median(each) for pair, each in took_s.items()})
     trials = {
         trial: RecordedTrial(tuple(curve), tuple(curve.values()), unit_s[trial], ended.get(trial, math.inf))

@@ -117,7 +117,7 @@ class IntRange(_Range):
     def __post_init__(self) -> None:
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in (self.low, self.high, self.step)):
             said = ", ".join(shown(one) for one in (self.low, self.high, self.step))
-            raise ConfigError(f"a range of whole numbers with low, high, step = {said}: give whole numbers")
+            raise ConfigError(f"a range of integers with low, high, step = {said}: give integers")
         _checked_range(self.low, self.high, self.log, self.step if self.step != 1 else None)
         object.__setattr__(self, "high", self.high - (self.high - self.low) % self.step)
 
@@ -145,15 +145,15 @@ class Choices(Domain):
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ConfigError("a choice among nothing: give at least one value")
+            raise ConfigError("a choice without values: give at least one")
         for value in self.values:
             if not isinstance(value, int | float | str | bool | None) or value != value:
                 raise ConfigError(
-                    f"a choice holds {shown(value)}: give numbers, words, True, False or None, and let the training "
-                    f"function look up what a word stands for"
+                    f"a choice has {shown(value)}: give numbers, texts, True, False or None, and let the training "
+                    "function map texts to objects"
                 )
         if len(set(self.values)) < len(self.values):  # 1, 1.0 and True are equal too
-            raise ConfigError(f"a choice among {shown(list(self.values))} names a value twice: name each once")
+            raise ConfigError(f"a choice among {shown(list(self.values))} has a value twice: give each once")
 
     def sample(self, draw: Random) -> Plain:
         return draw.choice(self.values)
@@ -185,17 +185,17 @@ def log(low: float, high: float) -> FloatRange:
 
 
 def integer(low: int, high: int, *, log: bool = False) -> IntRange:
-    """Return a setting that is an integer from ``low`` to ``high``, both included."""
+    """Return a setting that is an integer from ``low`` to ``high``, both included; ``log`` as in :func:`log`."""
     return IntRange(low, high, log)
 
 
 def choice(*values: Any) -> Choices:
-    """Return a setting that is one of these values, or of the values of one list."""
+    """Return a setting that is one of ``values``, or of the values of one list."""
     return Choices(_listed(values))
 
 
 def grid(*values: Any) -> Choices:
-    """Return a setting of which each value is tried with each value of the other grids."""
+    """Return a setting that tries each of ``values`` with each value of the other grids."""
     return Choices(_listed(values), every=True)
 
 
@@ -221,15 +221,15 @@ class Space(Mapping[str, Domain]):
         self._domains: dict[str, Domain] = {}
         for name, what in settings.items():
             if not isinstance(name, str) or not name or "=" in name or not name.isprintable():
-                raise ConfigError(f"the space names a setting {name!r}: give a word without an equals sign")
+                raise ConfigError(f"the space has a setting {name!r}: give a name without an equals sign")
             if isinstance(what, Domain):
                 self._domains[name] = what
             elif isinstance(what, int | float | str | bool | None):
                 self.constants[name] = what
             else:
                 raise ConfigError(
-                    f"the space says that {name!r} is {what!r}: give search.uniform, log, integer, choice or grid, or "
-                    f"a plain value; nested settings get names of their own, such as 'optimizer.lr'"
+                    f"the space has {name!r} as {what!r}: give search.uniform, log, integer, choice or grid, or a "
+                    "plain value; give nested settings names such as 'optimizer.lr'"
                 )
 
     def __getitem__(self, name: str) -> Domain:
@@ -245,6 +245,7 @@ class Space(Mapping[str, Domain]):
         """Check settings that the user gives, and return them.
 
         Args:
+            changes: name → value.
             open_: allow names that the space does not have, because the training function may ask for them.
 
         Raises:
@@ -254,11 +255,11 @@ class Space(Mapping[str, Domain]):
         for name, value in changes.items():
             if not isinstance(name, str) or not (open_ or name in self._domains or name in self.constants):
                 known = ", ".join([*self._domains, *self.constants]) or "none"
-                raise ConfigError(f"there is no setting {name!r}; there are: {known}")
+                raise ConfigError(f"no setting {name!r}; give one of {known}")
             if not isinstance(value, int | float | str | bool | None):
-                raise ConfigError(f"{name}={value!r}: give a number, a word, true or false")
+                raise ConfigError(f"{name}={value!r}: give a number, a text, true or false")
             if name in self._domains and not self._domains[name].holds(value):
-                raise ConfigError(f"{name}={value!r} is not in the space, which says {self._domains[name]}")
+                raise ConfigError(f"{name}={value!r} is not in the space: give a value in {self._domains[name]}")
             found[name] = value
         return found
 
@@ -276,7 +277,7 @@ def domain_of(said: Mapping[str, Any]) -> Domain:
             return IntRange(said["low"], said["high"], said["log"], said.get("step", 1))
         case "choice":
             return Choices(tuple(said["values"]), said["every"])
-    raise ConfigError(f"a setting of kind {said.get('kind')!r}: there are float, int and choice")
+    raise ConfigError(f"a setting of kind {said.get('kind')!r}: give float, int or choice")
 
 
 def _checked_range(low: float, high: float, log: bool, step: float | None) -> None:
@@ -285,8 +286,8 @@ def _checked_range(low: float, high: float, log: bool, step: float | None) -> No
         if not isinstance(one, int | float) or isinstance(one, bool) or not abs(one) <= _MOST:
             raise ConfigError(f"{said}: give finite numbers, at most {_MOST:g}, not {shown(one)}")
     if not low <= high:
-        raise ConfigError(f"{said} is empty: the second must not be smaller than the first")
+        raise ConfigError(f"{said} is empty: give low <= high")
     if log and not low > 0:
-        raise ConfigError(f"a logarithmic range from {low} to {high}: it must begin above zero")
+        raise ConfigError(f"a logarithmic range from {low} to {high}: give a lower end above 0")
     if step is not None and (log or not step > 0 or (high - low) / step > 2**53):
         raise ConfigError(f"{said} in steps of {step}: " + ("leave out step or log" if log else "give a larger step"))

@@ -34,7 +34,7 @@ class TrialRecord:
     best: float = math.nan  # the best score
     best_t: float = 0.0  # training at the best score
     failures: int = 0  # number of crashes
-    life: int = 0  # number of times that it became a clone; older checkpoints are not its own any more
+    life: int = 0  # number of times that it became a clone; older checkpoints belong to another trial
     # trial, life and `t` of the checkpoint that its life starts from; None for a new trial
     source: tuple[int, int, float] | None = None
     kept_t: float | None = None  # of the checkpoint that is kept for clones
@@ -84,7 +84,7 @@ class SearchTerms:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ConfigError('metric="": name what trials report and the search is to optimize')
+            raise ConfigError('metric="": name the reported value to optimize')
         if not self.mode:
             object.__setattr__(self, "mode", mode_of(self.metric))
         if self.mode not in ("max", "min"):
@@ -96,17 +96,17 @@ class SearchTerms:
             raise ConfigError(f"points_to_evaluate={shown(points)}: give a list of settings, such as [{{'lr': 0.1}}]")
         if len(points) > self.trials:
             raise ConfigError(
-                f"points_to_evaluate has {len(points)} settings, and trials={self.trials}: give at least as many trials"
+                f"points_to_evaluate has {len(points)} settings, but trials={self.trials}: give at least as many trials"
             )
         if self.max_failures < 0:
-            raise ConfigError(f"max_failures={self.max_failures}: give zero or more")
+            raise ConfigError(f"max_failures={self.max_failures}: give 0 or more")
         if self.nonfinite not in ("stop", "keep"):
             raise ConfigError(f'nonfinite={self.nonfinite!r}: give "stop" or "keep"')
         if self.max_t is not None and not self.max_t > 0:
             raise ConfigError(f"max_t={self.max_t}: give more than 0")
         if self.time_attr.endswith("_s") or "time" in self.time_attr.split("_"):
             raise ConfigError(
-                f"time_attr={self.time_attr!r}: seconds compare devices, not trials; count reports, epochs or samples"
+                f"time_attr={self.time_attr!r}: seconds compare devices, not trials; use reports, epochs or samples"
             )
 
     def kept(self) -> dict[str, Any]:

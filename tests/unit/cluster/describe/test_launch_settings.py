@@ -45,7 +45,7 @@ def test_a_run_on_one_machine_needs_no_address(script: str) -> None:
         ({"nnodes": "2", "standalone": True}, r"--standalone is for one machine"),
         ({"rdzv_backend": "c10"}, r"--rdzv-backend 'c10'; did you mean 'c10d'"),
         ({"target": ()}, "nothing to run"),
-        ({"elastic": "1:2", "output": WorkerOutput(ranks="0")}, "--log-rank and --log-dir are for runs without"),
+        ({"elastic": "1:2", "output": WorkerOutput(ranks="0")}, "--log-rank and --log-dir do not work with"),
     ],
 )
 def test_values_that_cannot_be(script: str, values: dict[str, object], message: str) -> None:
@@ -72,7 +72,7 @@ def test_outputs_by_local_rank(tmp_path: Path) -> None:
     assert output.streams(3) == ({0: 1, 1: 2, 2: 0}, {0: 3, 1: 3, 2: 3})
     assert (output.shown, output.in_files) == ({0, 2}, True)
     output.check(3)
-    with pytest.raises(ConfigError, match="--log-rank names local rank 2, and this machine has 2 workers"):
+    with pytest.raises(ConfigError, match="--log-rank names local rank 2, but this machine has 2 workers"):
         output.check(2)
     assert not WorkerOutput(ranks="0", redirects="0:0").in_files
     assert output.folder(tmp_path) == tmp_path / "logs"
@@ -86,7 +86,7 @@ def test_a_local_address_that_does_not_lead_here(script: str, address: str) -> N
     between_machines = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29517"}
     for more in ({}, between_machines):
         start = Launch(target=(script,), local_addr=address, **more)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=f"--local-addr {address} does not lead to this machine"):
+        with pytest.raises(ConfigError, match=f"--local-addr {address} is not an address of this machine"):
             check(start)
     check(Launch(target=(script,), local_addr="127.0.0.1"))
 

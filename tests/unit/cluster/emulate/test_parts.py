@@ -131,13 +131,13 @@ def test_what_a_dead_owner_left_is_removed_and_nothing_else(tmp_path: Path) -> N
 def test_a_strange_state_file_is_not_acted_upon(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "aaaaaaaa.json").write_text('{"id": "aaaaaaaa"}')
-    with pytest.raises(LaunchError, match=r"aaaaaaaa\.json was not written by this version"):
+    with pytest.raises(LaunchError, match=r"aaaaaaaa\.json is not from this version"):
         emulation_state.clean(tmp_path)
 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(LaunchError, match="can be written by others"):
+    with pytest.raises(LaunchError, match="is writable by users other"):
         emulation_state.clean(tmp_path)
 
 

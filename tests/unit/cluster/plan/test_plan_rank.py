@@ -75,7 +75,7 @@ def test_balancers_that_come_to_the_same_are_one_row() -> None:
 
 def test_without_even_shares_under_bsp_the_slowest_is_compared_with() -> None:
     assert names([ranked([result("lb-bsp", "bsp", 50), result("even", "asp", 30)]).baseline]) == ["even asp"]
-    with pytest.raises(ValueError, match="nothing to rank"):
+    with pytest.raises(ValueError, match="no combination to rank"):
         ranked([])
 
 

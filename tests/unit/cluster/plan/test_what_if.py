@@ -104,11 +104,11 @@ def test_a_link_and_a_shadow(run: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("faster, please", ConfigError, 'say it as in "rank 3 as fast as rank 0"'),
+        ("faster, please", ConfigError, 'write it as in "rank 3 as fast as rank 0"'),
         ("with lb-bps", UnknownNameError, "did you mean 'lb-bsp'"),
-        ("rank 9 as fast as rank 0", ConfigError, "there is no rank 9: the run had ranks 0 to 3"),
-        ("without rank 4", ConfigError, "there is no rank 4"),
-        ("on a 10 Gbyte/s link", ConfigError, "say it as in"),
+        ("rank 9 as fast as rank 0", ConfigError, "rank 9 does not exist: the run had ranks 0 to 3"),
+        ("without rank 4", ConfigError, "rank 4 does not exist"),
+        ("on a 10 Gbyte/s link", ConfigError, "write it as in"),
     ],
 )
 def test_changes_that_cannot_be(run: Path, text: str, kind: type[ConfigError], message: str) -> None:
@@ -120,7 +120,7 @@ def test_the_last_worker_cannot_go(run: Path) -> None:
     alone = case(run)
     for _ in range(3):
         alone = parse("without the straggler")(alone)
-    with pytest.raises(ConfigError, match="nobody is left"):
+    with pytest.raises(ConfigError, match="is the only worker"):
         parse("without the straggler")(alone)
 
 

@@ -54,7 +54,7 @@ def test_a_stopped_worker_stands_still_and_then_goes_on() -> None:
     stop = Event(do=Do.STOP, node="n1", at_s=1.5, for_s=2.0)
     run = Ran(cluster(*THREE, events=(stop,)), iterations=4)
     assert run.ends_s(0) == run.ends_s(1) == [1.0, 4.0, 5.0, 6.0]  # half a step, two seconds, the other half
-    assert [event.message for event in run.events("stop")] == ["n1 stands still for 2 s", "n1 goes on again"]
+    assert [event.message for event in run.events("stop")] == ["n1 pauses for 2 s", "n1 continues"]
 
 
 def test_who_is_stopped_between_two_steps_begins_the_next_one_late() -> None:
@@ -164,7 +164,7 @@ def test_who_comes_back_before_it_has_gone_meets_those_who_went_on() -> None:
 
 
 def test_times_that_are_off_by_their_unit_end_in_words() -> None:
-    with pytest.raises(TrainingError, match=r"after 1e\+09 s of virtual time 1 of 3 iterations are over: look for a"):
+    with pytest.raises(TrainingError, match=r"after 1e\+09 s of virtual time 1 of 3 iterations have finished"):
         Ran(cluster(node("n0", step_s=9e8), node("n1")), iterations=3)
     moving = node("n0", step_s=1e6, share=Trace(values=(1.0, 0.5), step_s=1e-3))
     with pytest.raises(ConfigError, match=r"node 'n0': its share or load changes more than 100,000 times while it"):
@@ -193,7 +193,7 @@ def test_changes_are_written_down_as_of_a_real_run_and_the_capacity_is_of_who_wa
         (1, (0, 1), (), (2,), 0.25), (2, (0, 1, 2), (2,), (), 0.25), (3, (1, 2), (), (0,), 0.25),
     ]  # fmt: skip
     assert [one.why for one in told] == [
-        "worker 2 is gone: it was killed", "worker 2 has joined", "worker 0 is gone: it was told to leave",
+        "worker 2 is gone: it was killed", "worker 2 has joined", "worker 0 is gone: it got a request to leave",
     ]  # fmt: skip
     join = Join()
     for record in run.records:

@@ -151,7 +151,7 @@ def test_a_journal_of_many_ranks_is_read_like_any_other(tmp_path: Path) -> None:
     waited_s = sum(timing.wait_s for one in everything for timing in one.timings.values())
     time_s = sum(timing.total_s for one in everything for timing in one.timings.values())
     assert outcome.wait_share == pytest.approx(waited_s / time_s)
-    with pytest.raises(JournalError, match="holds a journal already"):
+    with pytest.raises(JournalError, match="already has a journal"):
         ManyWriters(tmp_path)
 
 

@@ -77,5 +77,5 @@ def test_a_slow_trainer_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize(("servers", "ahead"), [(0, 1), (1, -1)])
 def test_numbers_that_cannot_be_are_refused(servers: int, ahead: int) -> None:
-    with pytest.raises(ConfigError, match="at least 1, and 0 or more"):
+    with pytest.raises(ConfigError, match="at least 1 server and 0 batches"):
         played(cluster(2), servers, ahead, 2)

@@ -240,11 +240,11 @@ def test_a_merge_says_how_long_its_transfers_are() -> None:
 
 
 @pytest.mark.parametrize(("payload", "merge", "select", "quorum", "why"), [
-    (Payload.PARAMETERS, Mean(), Significant(0.1), None, "only movements"),
+    (Payload.PARAMETERS, Mean(), Significant(0.1), None, "applies to movements only"),
     (Payload.DELTA, Elastic(0.5), None, None, "Elastic merges Payload.PARAMETERS"),
     (Payload.GRADIENT, BlockMomentum(0.5), None, None, "BlockMomentum merges Payload.PARAMETERS"),
-    (Payload.GRADIENT, Half(), None, None, "averaged or added up as they are"),
-    (Payload.PARAMETERS, Elastic(0.5), None, 1, "without a quorum"),
+    (Payload.GRADIENT, Half(), None, None, "gradients support only"),
+    (Payload.PARAMETERS, Elastic(0.5), None, 1, "does not support a quorum"),
 ])  # fmt: skip
 def test_an_exchange_without_a_meaning_is_refused(
     payload: Payload, merge: Merge, select: Significant | None, quorum: int | None, why: str
@@ -275,5 +275,5 @@ def test_an_exchange_with_a_delay_begins_when_the_outcome_before_has_entered() -
     alone = Trained(spec, task, Late(99, 2), iterations=8).replicas()
     assert (replicas[0] - replicas[1]).abs().max() < (alone[0] - alone[1]).abs().max()
     for every in (1, 2):
-        with pytest.raises(ConfigError, match="delay of 2 steps begins before the outcome of the one before"):
+        with pytest.raises(ConfigError, match="delay of 2 steps overlaps the exchange before it"):
             Trained(spec, task, Late(every, 2), iterations=8)

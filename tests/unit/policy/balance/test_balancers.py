@@ -329,5 +329,5 @@ def test_a_lasting_slowdown_is_followed(predictor: str, reports: int) -> None:
 
 
 def test_a_balancer_that_uses_the_old_name_of_partial_updates_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"Mine\.amends has another name: call it partial_updates"):
+    with pytest.raises(ConfigError, match=r"Mine\.amends is not used: rename it to partial_updates"):
         type("Mine", (Balancer,), {"amends": True})

@@ -181,7 +181,7 @@ def test_an_outcome_that_is_under_way_or_has_just_entered_refuses_another(delay:
     one = Driver(Planned(delayed, *[StepPlan()] * between, delayed))
     for _ in range(1 + between):
         one.step()
-    with pytest.raises(ConfigError, match="before the outcome of the one before has entered"):
+    with pytest.raises(ConfigError, match="overlaps the exchange before it"):
         one.step()
 
 

@@ -83,7 +83,7 @@ def test_memory_becomes_a_limit_and_saturation_does_not() -> None:
     assert profiled_limits(FREE, {0: QUICK, 1: full}, X) == Limits(lower=(1, 1), upper=(X, 14))
     asked = Limits(lower=(1, 20), upper=(X, X))
     assert profiled_limits(asked, {0: QUICK, 1: full}, X).upper == (X, 20), "what the user asks for holds"
-    with pytest.raises(ConfigError, match=r"14/14 samples, together 28, fewer than the\s+global batch of 64"):
+    with pytest.raises(ConfigError, match=r"14/14 samples, 28 in total, less than the\s+global batch of 64"):
         profiled_limits(FREE, {0: full, 1: full}, X)
 
 

@@ -77,7 +77,7 @@ def test_without_statements_places_of_the_gone_and_of_leavers_go_to_those_that_a
     assert new is not None
     assert (new.number, new.members, new.left) == (1, (0, 6, 9), (1, 2))
     assert new.came == {"9": {"lower": 9}, "6": {"lower": 6}}
-    assert new.why == {"1": "killed", "2": "it was told to leave"}
+    assert new.why == {"1": "killed", "2": "it got a request to leave"}
 
 
 def test_without_statements_one_that_is_killed_while_it_leaves_is_told_as_killed() -> None:

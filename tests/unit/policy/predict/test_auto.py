@@ -106,7 +106,7 @@ def test_its_state_is_plain_and_goes_on() -> None:
     show(old, speeds, [0.1] * len(speeds), [0.5] * len(speeds))
     new.load_state_dict(json.loads(json.dumps(old.state_dict(), allow_nan=False)))
     assert show(new, speeds) == show(old, speeds)
-    with pytest.raises(ConfigError, match=f"{len(EXPERTS)} experts, not 1"):
+    with pytest.raises(ConfigError, match=f"{len(EXPERTS)} experts, but this predictor 1"):
         Auto(experts="ema").load_state_dict(old.state_dict())
     other = Auto(rate=0.5)
     other.load_state_dict(old.state_dict())

@@ -228,9 +228,9 @@ def test_what_another_predictor_learnt_is_refused() -> None:
         other.observe(Observation(iteration=k, samples=100, local_s=100 / speed, cpu=cpu[k]))
     lesson = other.lesson()
     assert lesson is not None
-    with pytest.raises(TypeError, match="NARX learns NarxNet, not Arima"):
+    with pytest.raises(TypeError, match="NARX fits a NarxNet, not a Arima"):
         NARX().absorb(lesson.learn())
-    with pytest.raises(NotImplementedError, match="EMA hands out no lessons"):
+    with pytest.raises(NotImplementedError, match="EMA has no model to share"):
         EMA().absorb(None)
 
 

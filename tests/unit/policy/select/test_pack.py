@@ -121,7 +121,7 @@ def test_each_guard_has_been_seen_to_refuse() -> None:
         (_changed(plain, 4, b"\2"), 100, "version 2"),
         (_changed(plain, 5, b"\7"), 100, "places of kind 7"),
         (_changed(plain, 6, b"\5"), 100, "5 bits"),
-        (_changed(plain, 6, b"\2"), 100, "in no chunks"),
+        (_changed(plain, 6, b"\2"), 100, "without chunks"),
         (_changed(plain, 24, b"\377"), 100, "255 of 100 entries"),
         (_changed(plain, body, b"\11\0\0\0"), 100, "do not ascend"),
         (_changed(plain, body + 4, b"\144\0\0\0"), 100, "do not ascend within 100"),

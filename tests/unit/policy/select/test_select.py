@@ -73,7 +73,7 @@ def test_the_number_of_entries_follows_from_the_density(length: int, density: fl
     [
         (lambda: TopK(0.0), "above 0"),
         (lambda: TopK(1.1), "at most 1"),
-        (lambda: TopK(0.1, chunk=5000), "12 bits"),
+        (lambda: TopK(0.1, chunk=5000), "use 1 to 4096"),
         (lambda: TopK(0.1, bits=3), "32, 16 or 2"),
         (lambda: Significant(0.1, bits=2), "32 or 16"),
     ],

@@ -37,5 +37,5 @@ def test_what_is_not_there_is_refused() -> None:
         divergence(nn.Linear(2, 2), [torch.ones(1, 2)], [torch.ones(1, 2)])
     with pytest.raises(ConfigError, match="no layer 7"):
         divergence(net(), [], [], layer="7")
-    with pytest.raises(ConfigError, match="without batches"):
+    with pytest.raises(ConfigError, match="has no batches"):
         divergence(net(), [], [torch.ones(1, 1, 8, 8)])

@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused() -> None:
         partitions.resolve("pathological:classes=1").split(LABELS, 5)
     with pytest.raises(ConfigError, match="would have no samples"):
         partitions.resolve("label").split(np.zeros(20, dtype=int), 3)
-    with pytest.raises(ConfigError, match="each site needs"):
+    with pytest.raises(ConfigError, match="give at least one per site"):
         partitions.resolve("iid").split(LABELS, 501)
     with pytest.raises(UnknownNameError):
         partitions.resolve("shards")

@@ -67,7 +67,7 @@ def test_a_tuner_goes_on_where_it_was_saved() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="settings 0 to 6"):
+    with pytest.raises(ConfigError, match="a setting from 0 to 6"):
         tuners["climb"](7, 7)
     with pytest.raises(ConfigError, match="tolerance"):
         Objective(tolerance=1.0)

@@ -88,20 +88,20 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shufle", UnknownNameError, "unknown synchronisation policy 'shufle'; did you mean 'shuffle'"),
         ("shadow:esgd:alpha=1", UnknownNameError, "'esgd'; did you mean 'easgd'"),
         ("shadow:easgd:alhpa=1", UnknownNameError, "policy 'easgd': 'alhpa'; did you mean 'alpha'"),
-        ("shadow:alpha=0.3", ConfigError, "outcomes that the workers come to among themselves.*shadow:easgd:alpha=0.3"),
-        ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a parameter server and says by options of its own"),
+        ("shadow:alpha=0.3", ConfigError, "merges among workers.*shadow:easgd:alpha=0.3"),
+        ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a parameter server: use its own options"),
         ("shadow:write-back=lrp:ma", ConfigError, "write_back = 'lrp' must be one of: delta, lerp"),
         ("shadow:alpha=0:ma", ConfigError, r"shadow: alpha = 0 must be a number in \(0, 1\]"),
         ("shadow:load=0:ma", ConfigError, r"shadow: load = 0 must be a number in \(0, 1\]"),
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
-        ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
+        ("shadow:inner=ma", ConfigError, "write the one that 'shadow' wraps after a colon"),
         ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
         (
             "easgd:ma",
             ConfigError,
-            "'easgd' holds no other synchronisation policy; these do: shuffle, geo, scout, shadow",
+            "'easgd' does not wrap another synchronisation policy; these do: shuffle, geo, scout, shadow",
         ),
-        ("bsp:shadow:ma", ConfigError, "'bsp' holds no other"),
+        ("bsp:shadow:ma", ConfigError, "'bsp' does not wrap another"),
         ("backup:2", ConfigError, "expected key=value after the colon, found '2'"),
         ("shuffle:groups=gird", UnknownNameError, "unknown grouping 'gird'; did you mean 'grid'"),
         ("shuffle:groups=digits,columns=2", UnknownNameError, r"key for grouping 'digits': 'columns' \(known: base\)"),
@@ -115,7 +115,7 @@ def test_a_mistake_is_named_with_the_way_out(spec: str, kind: type[Exception], w
 
 def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
     assert balancers.resolve("proportional:predictor=ema:alpha=0.5").predictor == "ema:alpha=0.5"
-    with pytest.raises(ConfigError, match="'even' holds no other balancer; these do: none"):
+    with pytest.raises(ConfigError, match="'even' does not wrap another balancer; these do: none"):
         balancers.resolve("even:static")
 
 
@@ -212,12 +212,12 @@ def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> No
 def test_what_no_real_run_carries_is_refused_with_the_nearest_that_one_does(some: str) -> None:
     why = carried(some)
     assert why is not None
-    assert "sync = 'some' cannot be carried by a real run yet: to a parameter server each worker sends all" in why
+    assert "sync = 'some' is not supported by real runs yet: to a parameter server each worker sends all" in why
     assert "uneven simulate CLUSTER.toml --sync some" in why
     assert carried(why.split("train with sync = '")[1].split("'")[0]) is None
-    with pytest.raises(ConfigError, match="cannot be carried"):
+    with pytest.raises(ConfigError, match="is not supported"):
         check_carried(policies.resolve(some), (0, 1), {})
-    assert f"sync = {_Some()!r} cannot be carried" in str(carried(_Some()))
+    assert f"sync = {_Some()!r} is not supported" in str(carried(_Some()))
 
 
 _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
@@ -238,12 +238,12 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
         (replace(_MEAN, select=Significant(0.1)), "only of movements"),
         (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
         (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),
-        (replace(_PICKED, delay=1), "where what is not sent waits beside the replica"),
+        (replace(_PICKED, delay=1), "unsent entries that are kept outside of the replica"),
         (replace(_PICKED, merge=Add(0.5)), "the mean is taken, or they are added as they are"),
         (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
         (
             replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, background=Background(lerp=True)),
-            "Elastic says what each replica is moved by",
+            "Elastic returns a movement per replica",
         ),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
         (
@@ -274,7 +274,7 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
         ),
         (
             StepPlan(exchanges=(replace(_PUSH, payload=Payload.GRADIENT, merge=Mean(), moment=Moment.BACKWARD),)),
-            "only where the first so many of a step are",
+            "only with a quorum per step",
         ),
         (StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)), "all that it has, for itself"),
         (StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)), "all that it has, for itself"),
@@ -282,7 +282,7 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
             StepPlan(
                 exchanges=(replace(_PUSH, payload=Payload.PARAMETERS, merge=Elastic(0.5)),), waits=(Wait((0, 1), 3),)
             ),
-            "wait for the clocks of those who push their movements",
+            "wait only for the clocks of workers that push their movements",
         ),
     ],
 )
@@ -297,12 +297,12 @@ def test_what_a_shared_copy_does_not_carry_is_refused_by_what_it_is(plan: StepPl
 
 def test_a_run_is_refused_before_anything_starts(some: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"sync = 'some' cannot be carried .* train with sync = '"):
+    with pytest.raises(ConfigError, match=r"sync = 'some' is not supported .* train with sync = '"):
         layers_of({"sync": some}, None)
-    with pytest.raises(ConfigError, match="cannot be carried"):
+    with pytest.raises(ConfigError, match="is not supported"):
         uneven.Session(sync=some)
     Path("uneven.toml").write_text(f'[run]\nsync = "{some}"\n')
-    with pytest.raises(ConfigError, match="cannot be carried"):
+    with pytest.raises(ConfigError, match="is not supported"):
         layers_of({}, None)
     assert layers_of({"sync": "bsp"}, None)["command line"] == {"sync": "bsp"}, "the command line wins"
 

@@ -115,7 +115,7 @@ def test_easgd_together_needs_no_copy_and_no_more_than_the_distance() -> None:
     assert (only(policy).via, only(policy).merge) == (Via.GROUP, Elastic(0.9 / 4))
     assert policy.facts.pace is Pace.TOGETHER
     assert Shadow(policy).facts.pace is Pace.OWN
-    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers together .* at most 0\.5"):
+    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers .* at most 0\.5"):
         only(EASGD(alpha=0.6, every=1, together=True))
 
 
@@ -174,14 +174,14 @@ def test_a_shadow_takes_a_policy_it_has_never_heard_of_and_checks_it_as_it_plans
     shadow = Shadow(Quiet(MA(every=1)))
     assert {one.moment for one in shadow.plan(view()).exchanges} == {Moment.BACKGROUND}
     assert shadow.facts is None
-    with pytest.raises(ConfigError, match="gradient cannot take place at the moment 'background'"):
+    with pytest.raises(ConfigError, match="gradient does not fit the moment 'background'"):
         Shadow(Quiet(BSP())).plan(view())
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Shadow(BSP()), "gradient of this step cannot arrive after it: use shadow:ma:every=1"),
+        (lambda: Shadow(BSP()), "cannot arrive after their step: use shadow:ma:every=1"),
         (lambda: Shadow(Backup()), "use shadow:asp"),
         (lambda: Shadow(LocalSGD(every=6, warmup=1)), "use shadow:ma:every=6"),
         (lambda: Shadow(Hierarchical(every=5)), "use shadow:ma:every=5"),
@@ -191,11 +191,11 @@ def test_a_shadow_takes_a_policy_it_has_never_heard_of_and_checks_it_as_it_plans
         (lambda: Shuffle(Backup()), "drift apart: use shuffle:ma"),
         (lambda: Shuffle(Hierarchical()), "drift apart: use shuffle:ma"),
         (lambda: Shuffle(LocalSGD(warmup=1)), "drift apart: use shuffle:ma"),
-        (lambda: Shuffle(ASP()), "do not meet, so there is no group to divide: use shuffle:ma:every=1"),
-        (lambda: Shuffle(Shadow("ma")), "do not meet"),
-        (lambda: Shuffle(Shuffle()), "do not meet|divide"),
+        (lambda: Shuffle(ASP()), "exchange with a server and not in groups: use shuffle:ma:every=1"),
+        (lambda: Shuffle(Shadow("ma")), "exchange with a server"),
+        (lambda: Shuffle(Shuffle()), "exchange with a server|divide"),
         (lambda: Shuffle(BMUF(every=7)), r"\(BlockMomentum\).*use shuffle:ma:every=7"),
-        (lambda: Shuffle(Quiet(MA())), "states no facts"),
+        (lambda: Shuffle(Quiet(MA())), "has no facts"),
     ],
 )
 def test_wrappers_refuse_what_makes_no_sense_and_name_the_nearest(make, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -124,12 +124,12 @@ def test_threshold_schedules() -> None:
         ("geo:ssp:hubs=true", "hubs with SSP"),
         ("geo:ssp:lead=1,barrier_kb=8", "barrier_kb with SSP"),
         ("scout:geo:ssp", "at their own pace"),
-        ("shadow:geo:ssp", "bounds how far workers lead"),
+        ("shadow:geo:ssp", "bounds the lead of workers"),
         ("sparse-local:density=0", "density = 0"),
         ("sparse-local:density=1.5", "density = 1.5"),
         ("sparse-local:bits=3", "32, 16 or 2"),
         ("sparse-local:every=0", "every = 0"),
-        ("sparse-local:chunk=5000", "12 bits"),
+        ("sparse-local:chunk=5000", "use 1 to 4096"),
         ("sparse-local:every=4,delay=4", "delay = 4 with every = 4"),
         ("sparse-local:delay=-1", "delay = -1"),
         ("topk:density=2", "topk: density = 2"),
@@ -164,7 +164,7 @@ def test_each_worker_of_a_machine_may_be_at_another_site() -> None:
     assert [site("us, us,eu", rank) for rank in range(3)] == ["us", "us", "eu"]
     assert [site("us", rank) for rank in range(3)] == ["us"] * 3
     for text, rank, why in (
-        *(("us,eu", 0, "names 2 sites, and this machine has 3 workers"), ("us,us,eu,eu", 0, "names 4 sites")),
+        *(("us,eu", 0, "names 2 sites, but this machine has 3 workers"), ("us,us,eu,eu", 0, "names 4 sites")),
         ("us,,eu", 1, "an empty name"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -93,12 +93,12 @@ def test_what_only_two_would_do_is_refused(lines: ElasticLines) -> None:
     for begin in (lambda: line.send(x, 3), lambda: line.receive(x, 3)):
         with pytest.raises(ConfigError, match="on a line in an elastic run"):
             begin()
-    with pytest.raises(ConfigError, match="is for all"):
+    with pytest.raises(ConfigError, match="give all members"):
         lines.open("some", [0])
 
 
 def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: ElasticLines, rounds: ElasticCommunicator) -> None:
     lines.members_changed((0, 3))
     rounds.membership.enter(Generation(number=1, members=(0,), came={}, why={}))
-    with pytest.raises(PeerError, match="worker 3 is gone"):
+    with pytest.raises(PeerError, match=r"worker 3, .* is gone"):
         lines.open("mine").broadcast(torch.ones(2), 3)

@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused() -> None:
     line = lines.open("all")
     with pytest.raises(ConfigError, match=r"the run has \(0,\)"):
         lines.open("more", [0, 1])
-    with pytest.raises(ConfigError, match="rank 1 is none of its members"):
+    with pytest.raises(ConfigError, match="rank 1 is not one of its members"):
         line.send(torch.ones(1), 1)
     with pytest.raises(ConfigError, match="rank 0 is this worker itself"):
         line.receive(torch.ones(1), 0)

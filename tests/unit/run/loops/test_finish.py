@@ -94,7 +94,7 @@ def test_chunks_shrink_with_what_is_left_and_the_slow_leave_the_last_to_the_fast
 
 def test_what_cannot_be_divided_is_refused() -> None:
     for workers, total, lower in ((0, 5, 1), (6, 5, 1), (2, 5, 3), (2, 5, 0)):
-        with pytest.raises(ConfigError, match="all are too few"):
+        with pytest.raises(ConfigError, match="raise batch_size"):
             FinishTogether(workers, total, lower)
 
 

@@ -112,7 +112,7 @@ def test_a_single_sample_that_does_not_fit_is_refused() -> None:
     def hungry(samples: int) -> None:
         raise MemoryError
 
-    with pytest.raises(ConfigError, match="does not hold the smallest batch"):
+    with pytest.raises(ConfigError, match="does not fit the smallest batch"):
         take_profile(hungry, model, optimizer, most=4)
     with pytest.raises(ConfigError, match="most"):
         take_profile(hungry, model, optimizer, most=0)

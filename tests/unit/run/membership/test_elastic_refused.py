@@ -73,13 +73,13 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
 @pytest.mark.parametrize(
     ("sync", "why"),
     [
-        ("sparse-local:every=4,delay=1", "with delay = 1 an outcome is under way that no newcomer could be given"),
-        ("geo:lead=2", "with lead = 2 entries are under way that belong to no step which all could repeat;"),
-        ("geo:lead=2,barrier_kb=10", "which all could repeat, and so is the barrier that bounds them"),
+        ("sparse-local:every=4,delay=1", "with delay = 1 an outcome is in flight, which a new worker would miss"),
+        ("geo:lead=2", "with lead = 2 entries are in flight that belong to no common step;"),
+        ("geo:lead=2,barrier_kb=10", "no common step, and so is the barrier that bounds them"),
         ("geo:hubs=true", "what a hub has summed of several sites"),
         ("geo:ssp", "the server of a site is in one of its workers"),
-        ("diloco:fragments=2", "exchanged in pieces"),
-        ("diloco:delay=2", "exchanged in pieces"),
+        ("diloco:fragments=2", "parameters in pieces"),
+        ("diloco:delay=2", "parameters in pieces"),
         ("decoupled", "no merge has taken in yet"),
     ],
 )
@@ -116,7 +116,7 @@ def test_groups_that_are_refused(policy: SyncPolicy, why: str) -> None:
 
 
 def test_a_policy_that_most_workers_would_break_is_refused_before_they_come() -> None:
-    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers together would throw the centre beyond them"):
+    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers would make the centre overshoot"):
         refuse("easgd:together=true,alpha=0.6")
 
 

@@ -91,7 +91,7 @@ def test_what_is_saved_enters_after_it_was_loaded() -> None:
         other.check(vectors, {key: one for key, one in numbers.items() if key != DUE})
     with pytest.raises(
         CheckpointError,
-        match=r"what is under way in the checkpoint has 3 numbers \('late-change'\), that of this model 2",
+        match=r"the exchange in flight in the checkpoint has 3 numbers \('late-change'\), but this model 2",
     ):
         other.check({**vectors, CHANGE: torch.zeros(3)}, numbers)
 

@@ -87,7 +87,7 @@ def test_movements_are_merged_in_one_way() -> None:
     _, one = replica()
     assert one.refused(StepPlan(exchanges=(NEAR, FAR))) is None
     assert "none of the first steps" in str(one.refused(StepPlan(exchanges=(replace(NEAR, merge=Mean()),))))
-    with pytest.raises(ConfigError, match="in one way"):
+    with pytest.raises(ConfigError, match="use one merge per policy"):
         one.expect([], centre=False, moved=[Mean(), OuterMovement()])
 
 
@@ -98,5 +98,5 @@ class _Mixed(SyncPolicy):
 
 
 def test_what_would_count_as_moved_is_refused_beside_them() -> None:
-    with pytest.raises(ConfigError, match="would count as moved by this worker"):
+    with pytest.raises(ConfigError, match="combines full movements"):
         announce(Replica(nn.Linear(2, 1)), _Mixed(), (0, 1), {})

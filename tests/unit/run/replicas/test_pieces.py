@@ -53,7 +53,7 @@ def test_parameters_are_cut_in_one_way() -> None:
     replica = Replica(torch.nn.Linear(2, 2))
     replica.expect([BlockMomentum(0.5)], centre=True, cuts=[2, 2])
     assert replica.refused(exchange((1, 2))) is None
-    assert "cut them otherwise" in str(replica.refused(exchange((1, 3))))
+    assert "cut them differently" in str(replica.refused(exchange((1, 3))))
     assert "all parameters" in str(replica.refused(exchange(None)))
     with pytest.raises(ConfigError, match=r"into \[2, 3\] pieces"):
         replica.expect([BlockMomentum(0.5)], centre=True, cuts=[3, 2])

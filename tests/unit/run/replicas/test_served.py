@@ -126,7 +126,7 @@ def test_a_merge_of_ones_own_goes_through_the_shared_copy_where_the_server_can_d
         assert ((variance / 0.25).round() != variance / 0.25).any(), "statistics move by the factor times their own"
     worker.session.close()
     lying = Worker(Pushed(SignPush(0.25, truly=2.0)))
-    with pytest.raises(ConfigError, match=r"SignPush.*adds 0.25 times the movement.*something else"):
+    with pytest.raises(ConfigError, match=r"SignPush.*adds 0.25 times the movement.*another result"):
         lying.epoch()
     lying.session.close()
 
@@ -274,7 +274,7 @@ def test_a_merge_that_takes_another_outer_step_than_it_says_is_refused(monkeypat
     monkeypatch.setattr(f"{__name__}.net", group_net)
     monkeypatch.setattr(OuterMovement, "served_step", lambda merge: (0.5, 1.0))
     worker = Worker("decoupled:every=1,quorum=1,outer_momentum=0.9")
-    with pytest.raises(ConfigError, match=r"OuterMovement.*its own combine comes to something else"):
+    with pytest.raises(ConfigError, match=r"OuterMovement.*its combine\(\) gives another result"):
         worker.epoch()
     worker.session.close()
 
@@ -360,17 +360,17 @@ def test_what_makes_no_sense_is_refused() -> None:
     state = worker.session.state_dict()
     with worker.session.evaluated(), pytest.raises(TrainingError, match=r"inside session.evaluated\(\): train outside"):
         worker.epoch()
-    with pytest.raises(CheckpointError, match="once workers share a copy: load it before"):
+    with pytest.raises(CheckpointError, match="workers already share a copy: load a state before"):
         worker.session.load_state_dict(state)
     worker.session.close()
     other = Worker("easgd:every=1")
     state["vectors"]["centre"] = state["vectors"]["centre"][1:]
-    with pytest.raises(CheckpointError, match="server in the checkpoint has 80 numbers, that of this model 81"):
+    with pytest.raises(CheckpointError, match="server in the checkpoint has 80 numbers, but this model 81"):
         other.session.load_state_dict(state)
     other.session.close()
     with uneven.Session(sync="asp", balance="even") as session:
         model = nn.Sequential(nn.Linear(5, 6), nn.SyncBatchNorm(6))
-        with pytest.raises(ConfigError, match="SyncBatchNorm, which waits for everybody"):
+        with pytest.raises(ConfigError, match="SyncBatchNorm, which needs all workers"):
             session.setup(model)
 
 

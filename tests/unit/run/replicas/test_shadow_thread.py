@@ -158,7 +158,7 @@ def test_a_fault_of_ours_in_it_does_not_let_the_training_wait_for_ever() -> None
         raise ZeroDivisionError
 
     shadow = BackgroundThread()
-    with pytest.raises(TrainingError, match="beside the training has ended"):
+    with pytest.raises(TrainingError, match="the background exchange has ended"):
         shadow.rest(fail)
     shadow.close()
 

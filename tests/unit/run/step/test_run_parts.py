@@ -127,9 +127,9 @@ def test_a_part_that_raises_is_named() -> None:
 
 
 def test_what_is_no_part_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"is no uneven\.Part"):
+    with pytest.raises(ConfigError, match=r"is not an uneven\.Part"):
         uneven.Session(parts=[print])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="two are named 'Part'"):
+    with pytest.raises(ConfigError, match="two have the name 'Part'"):
         uneven.Session(parts=[Part(), Part()])
     with pytest.raises(ConfigError, match="parts with threads = 2"):
         uneven.Session(parts=[Part()], threads=2, sync="shadow:ma", balance="even")
@@ -145,7 +145,7 @@ def test_gradients_that_a_closure_makes_are_refused() -> None:
         loss.backward()
         return loss.item()
 
-    with pytest.raises(TrainingError, match=r"part 'one' works on the gradients before .*, but a closure"):
+    with pytest.raises(TrainingError, match=r"part 'one' changes gradients before .*, but a closure"):
         optimizer.step(closure)
     session.close()
 
@@ -208,7 +208,7 @@ def test_a_part_without_optimizers_to_wait_for_is_refused() -> None:
 
 def test_names_and_keys_that_would_come_back_as_others_are_refused() -> None:
     for name in ("one.two", ""):
-        with pytest.raises(ConfigError, match="is no name for a part"):
+        with pytest.raises(ConfigError, match="is not a name"):
             uneven.Session(parts=[Telling(name, [])])
     for state in ({0: torch.ones(1)}, {"ranks": [{0: 1}]}):
         session, *_ = started(Odd(state))

@@ -378,7 +378,7 @@ def test_calls_out_of_order_are_refused() -> None:
     with uneven.Session(threads=2) as session:
         with pytest.raises(ConfigError, match=r"after session\.setup"):
             session.train(print)
-        with pytest.raises(ConfigError, match="a model on meta: threads share a processor's memory"):
+        with pytest.raises(ConfigError, match="a model on meta: threads share memory on the CPU only"):
             session.setup(nn.Linear(2, 2, device="meta"))
     with pytest.raises(ConfigError, match="threads = 0"):
         uneven.Session(threads=0)

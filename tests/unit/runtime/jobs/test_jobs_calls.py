@@ -116,7 +116,7 @@ def test_one_that_takes_no_message_is_ended(world: World, monkeypatch: pytest.Mo
 
 
 def test_what_cannot_be_sent_is_refused(world: World) -> None:
-    with pytest.raises(ConfigError, match="it: what it needs cannot be sent to another process"):
+    with pytest.raises(ConfigError, match="it: its arguments cannot be sent to another process"):
         world.start("it", functions.answers, lambda: 2)
 
 

@@ -41,9 +41,9 @@ def test_who_died_first_is_told(deaths: list[Death], first: int) -> None:
 def test_a_run_that_goes_on_elsewhere_is_not_said_to_have_ended() -> None:
     killed = [death(5, -signal.SIGKILL, 10.0)]
     ended = str(blame(killed, first_s=10.0, shutdown_within_s=10.0))
-    said = str(blame(killed, first_s=10.0, shutdown_within_s=10.0, then="and the run goes on"))
+    said = str(blame(killed, first_s=10.0, shutdown_within_s=10.0, then="and the run continues"))
     assert "was killed by SIGKILL, so the run has been ended" in ended
-    assert "was killed by SIGKILL, and the run goes on" in said
+    assert "was killed by SIGKILL, and the run continues" in said
 
 
 @pytest.mark.parametrize(("unclosed", "how"), [(False, "(a return or sys.exit"), (True, "in the midst of its session")])
@@ -62,6 +62,6 @@ def test_one_that_left_before_it_trained_is_named_though_nobody_has_missed_it() 
     assert left_alone([], [Left(rank=2, pid=102, unclosed=True)]) is None, "scripts may end so"
     never = left_alone([], [Left(rank=2, pid=102, unclosed=True, begun=False)])
     assert never is not None
-    assert str(never).endswith("(os._exit?), before it trained; the others have come to the end without it")
+    assert str(never).endswith("(os._exit?), before it trained; the others have finished without it")
     assert never.exit_code == 1
     assert left_alone([], [Left(rank=2, pid=102, unclosed=False, begun=False)]) is None

@@ -90,16 +90,16 @@ def test_without_a_run_directory_nobody_can_say_so() -> None:
 
 
 def test_a_loss_is_told_at_once_and_at_the_end() -> None:
-    assert gone(KILLED).startswith("rank 2 (process 102) was killed by SIGKILL; the others go on without it; if nobody")
-    assert gone(RAISED).endswith("the others go on without it: ValueError: a bad label (see above)")
+    assert gone(KILLED).startswith("rank 2 (process 102) was killed by SIGKILL; the others continue without it; unless")
+    assert gone(RAISED).endswith("the others continue without it: ValueError: a bad label (see above)")
     refused = replace(RAISED, told={"py_callstack": "Traceback …\nuneven.errors.DataError: too small\n"})
-    assert gone(refused).endswith("the others go on without it; its error is above")  # the message is printed once
+    assert gone(refused).endswith("the others continue without it; its error is above")  # the message is printed once
     hidden = replace(RAISED, shown=False)  # what it printed has gone into a file
-    assert gone(hidden).endswith("the others go on without it; its traceback:\nTraceback …\nValueError: a bad label")
+    assert gone(hidden).endswith("the others continue without it; its traceback:\nTraceback …\nValueError: a bad label")
     told, code = through_without([KILLED, RAISED])
     assert code == 0
     assert told == (
-        "the run has come to its end without rank 2 (it was killed by SIGKILL), "
+        "the run has finished without rank 2 (it was killed by SIGKILL), "
         "rank 1 (it ended with exit code 1: ValueError: a bad label)"
     )
     told, code = through_without([RAISED, FIRST])
@@ -120,5 +120,5 @@ def test_the_end_of_the_run_is_told_with_those_lost_before(lost: list[Death]) ->
     needed = Death(rank=0, pid=100, exit_code=7, stops="it held the copy")
     error = blame([needed], first_s=0.0, shutdown_within_s=10.0, lost=lost)
     assert error.exit_code == 7
-    assert "so the run has been ended: it held the copy; what it had to say is above" in str(error)
+    assert "so the run has been ended: it held the copy; see its output above" in str(error)
     assert str(error).endswith(before) == bool(lost)

@@ -50,7 +50,7 @@ def test_no_inode_is_left_in_the_temporary_folder(full: Path, taken: int, tmp_pa
     assert "Traceback" not in done.stderr
     if done.returncode:
         assert f"cannot use {full}" in done.stderr
-        assert "No space left on device; make room there (space and inodes, see `df` and `df -i`)" in done.stderr
+        assert "No space left on device; free some space there (see `df` and `df -i`)" in done.stderr
     else:  # Python takes another temporary folder where it cannot make a file in this one
         assert taken == 2
         assert "trained" in done.stdout

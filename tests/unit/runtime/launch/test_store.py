@@ -53,7 +53,7 @@ def test_a_store_serves_one_run(tmp_path: Path) -> None:
     kept, port = keep_store("127.0.0.1", 0)
     store_server.open_run(kept, 1, (1, 2), 10.0)
     Board(kept).write("over", "")
-    with pytest.raises(LaunchError, match="the run has come to its end"):
+    with pytest.raises(LaunchError, match="the run has already finished"):
         elastic_workers._join(Launch(target=(str(tmp_path / "train.py"),), join=f"127.0.0.1:{port}"))
 
 
@@ -64,7 +64,7 @@ def test_the_loss_of_all_workers_is_its_failure(monkeypatch: pytest.MonkeyPatch)
     board = Board(kept)
     board.count(WORKERS, 1)
     board.remove_member(0, "it was killed")
-    with pytest.raises(LaunchError, match="all workers have ended before the end of the training") as ended:
+    with pytest.raises(LaunchError, match="all workers ended before the training did") as ended:
         store_server.keep("127.0.0.1", port, (1, 2), 10.0)
     assert ended.value.exit_code == 1
 

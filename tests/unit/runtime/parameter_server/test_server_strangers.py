@@ -179,16 +179,16 @@ def test_keys_are_for_their_owner_alone_and_for_one_run(directory: Path) -> None
     for name in (SERVER_KEY, CLIENT_KEY):
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    with pytest.raises(ConfigError, match="exists: make new keys in a new directory"):
+    with pytest.raises(ConfigError, match="exists: use a new directory"):
         make_keys(directory)
     (directory / CLIENT_KEY).chmod(0o640)
-    with pytest.raises(ConfigError, match=r"others can read .*client\.key: chmod go="):
+    with pytest.raises(ConfigError, match=r"others can read .*client\.key: run chmod go="):
         ZmqLine(directory, 1)
 
 
 def test_a_directory_that_others_can_enter_is_refused(directory: Path) -> None:
     directory.chmod(0o711)
-    with pytest.raises(ConfigError, match=r"others can read .*server: chmod go="):
+    with pytest.raises(ConfigError, match=r"others can read .*server: run chmod go="):
         ShardHost(directory, 0, 1)
 
 
@@ -223,20 +223,20 @@ def test_arrays_of_another_table_and_scales_out_of_range_are_refused(directory: 
     with pytest.raises(ConfigError, match=r"not .*65 of float32"):
         one.push(0, [np.zeros(65, np.float32)])
     for wrong in (lambda: one.push(0, marked(), scale=0.0), lambda: one.push_pull(0, marked(), scale=-1.0)):
-        with pytest.raises(ConfigError, match="is not above 0"):
+        with pytest.raises(ConfigError, match="give a number above 0"):
             wrong()
-    with pytest.raises(ConfigError, match=r"alpha of 1\.5"):
+    with pytest.raises(ConfigError, match=r"alpha=1\.5"):
         one.exchange(0, marked(), alpha=1.5)
     one.close()
-    with pytest.raises(ConfigError, match="for 1 shards, the line leads to 2"):
+    with pytest.raises(ConfigError, match="for 1 shards, but a connection to 2"):
         Client(0, TABLE, marked(), ZmqLine(directory, 2))
 
 
 def test_keys_that_are_missing_or_damaged_are_named(directory: Path) -> None:
-    with pytest.raises(ConfigError, match=r"server\.key is not there: make keys"):
+    with pytest.raises(ConfigError, match=r"server\.key does not exist: make keys"):
         ShardHost(directory / "elsewhere", 0, 1)
     (directory / CLIENT_KEY).write_text(json.dumps({"public": "x"}))
-    with pytest.raises(ConfigError, match=r"client\.key holds no keys"):
+    with pytest.raises(ConfigError, match=r"client\.key has no valid keys"):
         ZmqLine(directory, 1)
 
 

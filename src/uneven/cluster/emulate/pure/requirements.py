@@ -111,7 +111,7 @@ def notes(spec: ClusterSpec, cores: int) -> list[str]:
     wanted = math.fsum(node.cores * max(node.share.values) for node in spec.nodes)
     if wanted > cores * 1.001:
         said.append(
-            f"the nodes have {wanted:g} cores together and this machine {cores}: while more than {cores} are "
-            f"computing, nobody gets what the description says; a smaller share for each keeps their proportions"
+            f"the nodes have {wanted:g} cores together and this machine {cores}: while more than {cores} compute, "
+            "nodes get less than described; smaller shares keep the proportions"
         )
     return said

@@ -46,7 +46,7 @@ def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_
     if bit_per_s == 0:
         return [f"qdisc replace dev {device} root handle 2: pfifo limit 0"]
     # A smaller bucket needs an empty queue: a packet queued under the larger bucket may never fit, and would block the
-    # link for ever. TCP sends the lost packets again.
+    # link forever. TCP sends the lost packets again.
     shrinks = math.isinf(bit_per_s) or burst_bytes(bit_per_s) < burst_bytes(min(before_bit_per_s, _ANY_BIT_PER_S))
     dropped = before_bit_per_s == 0
     lines = [f"qdisc del dev {device} root"] if math.isfinite(before_bit_per_s) and (shrinks or dropped) else []

@@ -45,12 +45,12 @@ class Event:
     def __post_init__(self) -> None:
         where = f"event {self.do.value!r} of {self.where}"
         if bool(self.node) == (self.between is not None):
-            raise ConfigError(f"event {self.do.value!r} needs a node, or two sites in between, and not both")
+            raise ConfigError(f"event {self.do.value!r} needs either a node, or two sites in between")
         if self.between is not None and self.do is not Do.CUT_LINK:
-            raise ConfigError(f"{where}: a line between sites can only be cut (cut_link); say which node is meant")
+            raise ConfigError(f"{where}: between two sites the only event is cut_link; for this event give a node")
         if (self.at_s is None) == (self.at_iteration is None):
             what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
-            raise ConfigError(f"{where} has {what}: say one, as at_s = 30 or at_iteration = 150")
+            raise ConfigError(f"{where} has {what}: give one of the two, as at_s = 30 or at_iteration = 150")
         check(self, f"{where}: ")
         given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
         if math.isfinite(self.for_s):
@@ -61,17 +61,21 @@ class Event:
             Do.STOP: {"for_s"},
         }.get(self.do, set())
         if given - fits:
-            raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not go with it: leave it out")
+            raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not apply to this event: leave it out")
         if self.do is Do.STOP and "for_s" not in given:
-            raise ConfigError(f"{where} needs for_s: how long it stands still; for good, use 'kill'")
+            raise ConfigError(
+                f"{where} needs for_s, the length of the pause in seconds; to stop the node for good, use 'kill'"
+            )
         if "factor" in fits and len(given - {"for_s"}) != 1:
             raise ConfigError(
-                f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}: how much is left, as factor = 0.5"
+                f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}, the remaining speed or rate, as factor = 0.5"
             )
         for_a_while = self.do is Do.CUT_LINK and math.isfinite(self.for_s)
         if self.factor is not None and not LEAST <= self.factor <= 1 and not (self.factor == 0 and for_a_while):
             hint = "; a link can be cut to 0 with for_s, for a while" if self.factor == 0 else ""
-            raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1{hint}")
+            raise ConfigError(
+                f"{where}: factor = {self.factor!r}: give the remaining part, above 0 and at most 1{hint}"
+            )
         if self.for_s != math.inf:
             bounded(f"{where}: for_s", self.for_s, POSITIVE_TIME)
 

@@ -84,7 +84,7 @@ def _table(document: Table, key: str) -> Table:
 def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise ConfigError(f"{key} must be tables, each under a line [[{key}]] in two pairs of brackets")
+        raise ConfigError(f"{key} must be an array of tables: begin each one with [[{key}]]")
     for place, one in enumerate(value, start=1):
         yield one, f"[[{key}]] number {place}"
 
@@ -103,9 +103,7 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
             name = text(required(own, "name"))
             count = convert(int, own.get("count", 1))
             if not 1 <= count <= MOST_NODES - len(nodes):
-                raise ConfigError(
-                    f"count = {count}: it must be 1 or more, and a cluster has {MOST_NODES:,} nodes at most"
-                )
+                raise ConfigError(f"count = {count}: give 1 to {MOST_NODES:,}")
         # A key of the node overrides the same key of the defaults.
         values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
         for copy in range(count):
@@ -149,7 +147,7 @@ def _do(value: Any) -> Do:
 def _pair(value: Any) -> tuple[str, str]:
     pair = items(value, text)
     if len(pair) != 2:
-        raise ConfigError(f'{value!r} names {len(pair)} sites; it must name two, as ["eu", "us"]')
+        raise ConfigError(f'{value!r} names {len(pair)} sites; give two, as ["eu", "us"]')
     return pair[0], pair[1]
 
 

@@ -62,7 +62,7 @@ def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
         series = _series(value, copy, copies)
         values, source = _rescaled(value, _window(value, read(series))), str(series)
     if len(values) > 1 and "step_s" not in value:
-        raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
+        raise ConfigError(f"{len(values)} values without step_s: give the seconds that each value lasts")
     timing = {key: value[key] for key in ("step_s", "speedup") if key in value}
     # Each copy of a node starts at another place in the series, so copies do not slow down at the same time.
     turn = value.get("rotate", 0) * copy % max(len(values), 1)
@@ -101,7 +101,7 @@ def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Even
     Raises ConfigError if the node is never present."""
     here = [value > fewer for value in there.values]
     if not any(here):
-        raise ConfigError(f"node {node!r} is never there: no value is above {fewer}; leave the node out")
+        raise ConfigError(f"node {node!r} is never present, because no value is above {fewer}: leave the node out")
     for step, (before, now) in enumerate(pairwise(here), start=1):
         if before != now:
             yield Event(do=Do.JOIN if now else Do.LEAVE, node=node, at_s=step * there.lasts_s)

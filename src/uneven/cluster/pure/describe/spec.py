@@ -100,15 +100,15 @@ class Preconditioning:
     def __post_init__(self) -> None:
         if not self.layers or any(len(one) != 2 or min(one) < 1 for one in self.layers):
             raise ConfigError(
-                "preconditioner: layers must be a list of pairs of sides, as [[785, 512], [513, 10]]: of inputs, and "
-                "one more where there is a bias, and of outputs"
+                "preconditioner: layers must be a list of pairs, as [[785, 512], [513, 10]]: the inputs (plus 1 "
+                "with a bias) and the outputs"
             )
         if self.kind not in KINDS:
             raise ConfigError(f"preconditioner: kind = {self.kind!r} is none of {', '.join(map(repr, KINDS))}")
         if self.factor_period < 1 or self.refresh_period < 1 or self.refresh_period % self.factor_period:
             raise ConfigError(
-                f"preconditioner: factor_period = {self.factor_period} and refresh_period = {self.refresh_period} must "
-                f"be at least 1, and the second a multiple of the first"
+                f"preconditioner: factor_period = {self.factor_period} and refresh_period = {self.refresh_period} "
+                "must be at least 1, and refresh_period a multiple of factor_period"
             )
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"preconditioner: share = {self.share!r}: give a number above 0 up to 1")
@@ -148,7 +148,7 @@ class Node:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ConfigError(f"node {self.name!r}: a name has letters, digits, '.', '_' and '-', as in 'gpu-0'")
+            raise ConfigError(f"node {self.name!r}: use letters, digits, '.', '_' and '-', as in 'gpu-0'")
         where = f"node {self.name!r}"
         check(self, f"{where}: ")
         for key in ("up_bit_per_s", "down_bit_per_s", "share"):
@@ -156,8 +156,7 @@ class Node:
                 bounded(f"{where}: {key}", max(value.values), POSITIVE)
         if max(self.share.values) > 1:
             raise ConfigError(
-                f"{where}: share reaches {max(self.share.values)!r}: it is a part of cores and at most 1; "
-                f"for a larger machine raise cores"
+                f"{where}: share reaches {max(self.share.values)!r}: give a fraction of cores, or raise cores"
             )
         if self.cost is not None:
             check_cost(self.cost)
@@ -196,7 +195,7 @@ class SiteLink:
     def __post_init__(self) -> None:
         where = f"link between {self.between[0]!r} and {self.between[1]!r}"
         if self.between[0] == self.between[1]:
-            raise ConfigError(f"{where}: it must join two different sites; inside a site the nodes' own links count")
+            raise ConfigError(f"{where}: a link joins two different sites; inside a site the links of the nodes apply")
         bounded(f"{where}: bit_per_s", max(self.bit_per_s.values), POSITIVE)
         if self.back_bit_per_s is not None:
             bounded(f"{where}: back_bit_per_s", max(self.back_bit_per_s.values), POSITIVE)
@@ -246,10 +245,12 @@ class Workload:
                 f"bucket_bytes = {self.bucket_bytes}: give a smaller model, or larger buckets"
             )
         if self.framing < 1:
-            raise ConfigError(f"workload: framing = {self.framing!r}: a link carries the message too, so at least 1")
+            raise ConfigError(
+                f"workload: framing = {self.framing!r}: the ratio of bytes sent to bytes of the message is at least 1"
+            )
         for key in ("backward", "significant"):
             if getattr(self, key) > 1:
-                raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a part, at most 1")
+                raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a fraction: give at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +277,9 @@ class ClusterSpec:
         self._check_links()
         self._check_events()
         if not self.initial_members:
-            raise ConfigError(f"cluster {self.name!r}: every node joins later, so nobody is there at the start")
+            raise ConfigError(
+                f"cluster {self.name!r}: the run would begin without workers: let a node be present from the start"
+            )
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -318,8 +321,8 @@ class ClusterSpec:
             node = nodes[event.node]
             if event.do is Do.CUT_LINK and event.factor and node.up_bit_per_s is None and node.down_bit_per_s is None:
                 raise ConfigError(
-                    f"event 'cut_link' of node {node.name!r}: factor = {event.factor} of a link without a limit; "
-                    f"give bit_per_s instead, or give the node up_bit_per_s and down_bit_per_s"
+                    f"event 'cut_link' of node {node.name!r}: factor = {event.factor} applies to a link without a "
+                    "limit; give bit_per_s instead, or give the node up_bit_per_s and down_bit_per_s"
                 )
             if event.do in COMINGS_AND_GOINGS:
                 changes.setdefault(event.node, []).append(event)

@@ -14,7 +14,7 @@ from uneven.policy.core.tables import shown
 def once(what: str, names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise ConfigError(f"{what} {twice[0]!r} is there more than once: give each a name of its own")
+        raise ConfigError(f"{what} {twice[0]!r} occurs more than once: give each its own name")
 
 
 LEAST, MOST = 1e-18, 1e18  # the bounds of positive values, so that products and quotients are finite

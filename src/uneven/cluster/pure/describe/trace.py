@@ -70,7 +70,7 @@ def check_cost(cost: Cost) -> None:
         bounded("affine cost: overhead_s", cost.overhead_s, TIME)
         bounded("affine cost: per_sample_s", cost.per_sample_s, TIME)
     if not cost.seconds(1) > 0:
-        raise ConfigError(f"{cost}: a batch of one sample takes no time; per_sample_s must be positive")
+        raise ConfigError(f"{cost}: a batch of one sample takes no time: give a per_sample_s above 0")
 
 
 SHORTEST_S = 1e-6  # the shortest duration of a value: shorter changes have no effect, and the simulator visits each one
@@ -90,7 +90,7 @@ class Trace:
     def __post_init__(self) -> None:
         name = f"trace {self.source}: " if self.source else ""
         if not self.values:
-            raise ConfigError(f"{name}there are no values: give at least one")
+            raise ConfigError(f"{name}no values: give at least one")
         for place, value in enumerate(self.values):
             if not 0 <= value <= MOST:
                 raise ConfigError(f"{name}value {place} is {value!r}: it must be zero or more, and at most {MOST:g}")
@@ -99,7 +99,7 @@ class Trace:
         if self.lasts_s < SHORTEST_S:
             raise ConfigError(
                 f"{name}step_s = {self.step_s} at speedup = {self.speedup}: each value lasts {self.lasts_s:g} s, "
-                f"which is below {SHORTEST_S:g} s: give a larger step_s, or a smaller speedup"
+                f"less than {SHORTEST_S:g} s: give a larger step_s, or a smaller speedup"
             )
         constant = math.isinf(self.step_s) or min(self.values) == max(self.values)
         object.__setattr__(self, "constant", constant)

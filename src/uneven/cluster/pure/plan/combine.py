@@ -24,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A combination that is not simulated, and why; ``balance`` is empty if it stands for all balancers."""
+    """A combination that is not simulated, and why; ``balance`` is empty for all balancers."""
 
     balance: str
     sync: str

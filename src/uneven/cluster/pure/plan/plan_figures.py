@@ -144,7 +144,7 @@ class _Counter(Arithmetic):
         if self.exchanged:
             return
         joined: set[object] = {exchange.members, *ranks}
-        for party in exchange.parties:  # its first speaks for all of it
+        for party in exchange.parties:  # its first member represents it
             joined.update(() if joined.isdisjoint(party) else party)
         for met in [met for met in self._met if not met.isdisjoint(joined)]:
             joined |= met

@@ -49,7 +49,7 @@ def ranked(results: Sequence[CombinationResult]) -> Plan:
         ValueError: no results.
     """
     if not results:
-        raise ValueError("there is nothing to rank")
+        raise ValueError("no combination to rank: give at least one")
     limit = max(result.figures.limit_per_s for result in results)
     ordered = sorted(results, key=_order)
     rows = tuple(Row(one, one.figures.samples_per_s / limit if limit > 0 else 0.0) for one in ordered)

@@ -166,7 +166,7 @@ def _happenings(spec: ClusterSpec) -> list[str]:
     parts = []
     for do, what in (
         (Do.JOIN, "comes/come"), (Do.LEAVE, "leaves/leave"), (Do.KILL, "dies/die"),
-        (Do.SLOW, "is slowed down/are slowed down"), (Do.STOP, "stands still for a while/stand still for a while"),
+        (Do.SLOW, "is slowed down/are slowed down"), (Do.STOP, "pauses for a while/pause for a while"),
         (Do.CUT_LINK, "has its link cut/have their links cut"),
     ):  # fmt: skip
         one, several = what.split("/")
@@ -204,8 +204,9 @@ def _own_pace(result: CombinationResult) -> str:
         return f"{head}; all take about as many steps"
     others = sum(one.late_rate_per_s for one in figures.workers) - slow.late_rate_per_s
     return (
-        f"{head}: {fast.node} takes {times(fast.late_rate_per_s / slow.late_rate_per_s)} as many steps as {slow.node}; "
-        f"while that takes one, the others take {others / slow.late_rate_per_s:.0f}, and so stale is what it learns"
+        f"{head}: {fast.node} takes {times(fast.late_rate_per_s / slow.late_rate_per_s)} as many steps as "
+        f"{slow.node}; while that takes one, the others take {others / slow.late_rate_per_s:.0f}, so its updates "
+        "are that stale"
     )
 
 
@@ -224,7 +225,7 @@ def _quorum(result: CombinationResult) -> str:
     figures = result.figures
     late = sorted((one for one in figures.workers if one.dropped), key=lambda one: -one.dropped / one.steps)
     if not late:
-        return "nobody came too late"
+        return "no worker came too late"
     first = late[0]
     text = f"continues without the last: {percent(figures.dropped_share)} of all steps are thrown away"
     return f"{text}, {percent(first.dropped / first.steps)} of those of {first.node}"

@@ -67,7 +67,7 @@ def parse(text: str) -> Change:
         return lambda case: _on_link(case, bit_per_s)
     if words.startswith("with "):
         return _with(text.split(maxsplit=1)[1].strip())
-    raise ConfigError(f"--what-if {text!r}: say it as in {_FORMS}")
+    raise ConfigError(f"--what-if {text!r}: write it as in {_FORMS}")
 
 
 def _as_fast(case: RecordedCase, rank: int, other: int) -> RecordedCase:
@@ -82,7 +82,7 @@ def _as_fast(case: RecordedCase, rank: int, other: int) -> RecordedCase:
 def _without(case: RecordedCase, rank: int) -> RecordedCase:
     _known(case, rank)
     if len(case.spec.nodes) == 1:
-        raise ConfigError(f"without rank {rank} nobody is left: the run had one worker")
+        raise ConfigError(f"rank {rank} is the only worker of the run: take a run with several")
     kept = [one for one in range(len(case.spec.nodes)) if one != rank]
     spec = replace(case.spec, nodes=tuple(case.spec.nodes[one] for one in kept))
     return replace(case, spec=spec, exchange_s=tuple(case.exchange_s[one] for one in kept))
@@ -108,4 +108,4 @@ def _with(name: str) -> Change:
 
 def _known(case: RecordedCase, rank: int) -> None:
     if not rank < len(case.spec.nodes):
-        raise ConfigError(f"there is no rank {rank}: the run had ranks 0 to {len(case.spec.nodes) - 1}")
+        raise ConfigError(f"rank {rank} does not exist: the run had ranks 0 to {len(case.spec.nodes) - 1}")

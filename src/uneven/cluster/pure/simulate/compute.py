@@ -70,8 +70,7 @@ class Quota:
                 if waited > _MOST_PERIODS:
                     raise ConfigError(
                         f"a piece of work of {work_s:g} s waits for more than {_MOST_PERIODS:,} periods of "
-                        f"{self.period_s:g} s: give the node a longer period_s, 0 to have its time dealt out evenly, "
-                        f"or more cores"
+                        f"{self.period_s:g} s: give the node a longer period_s, period_s = 0, or more cores"
                     )
                 now_s = self.next_s
                 self._go_on(now_s, rate)
@@ -132,7 +131,7 @@ class Processor:
     """The processor time that one worker gets on its node.
 
     Work is counted in seconds at the node's full speed. At a time t it proceeds at the rate ``node.available(t)`` times
-    the factors of the slow-downs in force. ``seed`` sets the phase of the period, if the time is granted in periods.
+    the factors of the active slow-downs. ``seed`` sets the phase of the period, if the time is granted in periods.
     """
 
     def __init__(self, node: Node, *seed: int) -> None:

@@ -52,7 +52,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
     for rank in range(ranks):
         if len(steps.get(rank, ())) <= _LEAST_STEPS:
             raise ConfigError(
-                f"rank {rank} has {len(steps.get(rank, ()))} recorded steps with samples: costs can be learnt from "
+                f"rank {rank} has {len(steps.get(rank, ()))} recorded steps with samples: fitting a cost needs "
                 f"more than {_LEAST_STEPS}; record a longer run, or describe the node in a cluster file"
             )
     costs = [_affine(steps[rank][1:], (fixed_s or {}).get(rank, 0.0)) for rank in range(ranks)]
@@ -92,8 +92,8 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
     """
     if len(spec.nodes) != len(costs.costs):
         raise ConfigError(
-            f"cluster {spec.name!r} has {len(spec.nodes)} nodes and the recorded run had {len(costs.costs)} workers: "
-            f"name a run of as many workers, or leave the cluster out to have one made from the run"
+            f"cluster {spec.name!r} has {len(spec.nodes)} nodes and the recorded run had {len(costs.costs)} "
+            "workers: name a run with the same number, or leave the cluster out to derive it from the run"
         )
     # The share and load of the description apply again in the simulation, so scale the costs back to the whole node.
     parts = [node.available(0.0) for node in spec.nodes]
@@ -199,7 +199,9 @@ def with_recorded_speeds(
 def _node(node: Node, stretches: Sequence[Sequence[StepRecord]], step_s: float, cores: float) -> tuple[Node, float]:
     cost = node.cost
     if not isinstance(cost, Affine):
-        raise ConfigError(f"node {node.name!r}: its cost was not learnt from a recorded run")
+        raise ConfigError(
+            f"node {node.name!r}: its cost is unknown: fit it from a run, or describe it in the cluster file"
+        )
     found = [
         [cost.seconds(one.batch) / took_s for one in steps if (took_s := _took_s(one, cores)) > 0.0]
         for steps in stretches

@@ -105,7 +105,7 @@ class Faults:
 
     def _slow(self, event: Event, rank: int) -> None:
         factor = event.left
-        self._tell(rank, "slow", f"{event.node} goes on at {factor:.3g} of its speed")
+        self._tell(rank, "slow", f"{event.node} continues at {factor:.3g} of its speed")
         self._speed(rank, lambda: self._stage.machines[rank].processor.slow(factor))
         if math.isfinite(event.for_s):
             self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._recover, event, rank, factor)
@@ -116,9 +116,9 @@ class Faults:
 
     def _stop(self, event: Event, rank: int) -> None:
         until_s = self._stage.queue.now_s + event.for_s
-        self._tell(rank, "stop", f"{event.node} stands still for {event.for_s:g} s")
+        self._tell(rank, "stop", f"{event.node} pauses for {event.for_s:g} s")
         self._speed(rank, lambda: self._stage.machines[rank].processor.stop(until_s))
-        self._stage.queue.at(until_s, self._tell, rank, "stop", f"{event.node} goes on again")
+        self._stage.queue.at(until_s, self._tell, rank, "stop", f"{event.node} continues")
 
     def _speed(self, rank: int, change: Callable[[], None]) -> None:
         worker = self._stage.workers.get(rank)
@@ -138,7 +138,7 @@ class Faults:
             self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._mend, event, rank, links)
 
     def _mend(self, event: Event, rank: int, links: tuple[int, ...]) -> None:
-        self._tell(rank, "cut_link", f"the cut of {_whose(event)} to {_left(event)} is over")
+        self._tell(rank, "cut_link", f"the cut of {_whose(event)} to {_left(event)} has ended")
         for link in links:
             self._stage.network.mend(link, *cut_of(event))
 

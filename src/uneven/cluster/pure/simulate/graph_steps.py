@@ -20,8 +20,8 @@ Rows = npt.NDArray[np.int64]
 class CutLoad:
     """A partitioned graph: the load of each worker.
 
-    ``down``, ``up`` and ``every`` are int64 [workers, workers]: [p, q] is the number of rows of which p has a copy and
-    q the root: rows with outgoing edges, with incoming edges, and all.
+    ``down``, ``up`` and ``every`` are int64 [workers, workers]: [p, q] is the number of rows with a copy on p and the
+    root on q: rows with outgoing edges, with incoming edges, and all.
     """
 
     edges: tuple[int, ...]

@@ -36,13 +36,19 @@ def play(spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> list[flo
     """
     workers = len(phases[0].core_s)
     if len(spec.nodes) != workers:
-        raise ConfigError(f"cluster {spec.name!r} has {len(spec.nodes)} nodes, and there are {workers} workers")
+        raise ConfigError(
+            f"cluster {spec.name!r} has {len(spec.nodes)} nodes, but the graph has parts for {workers}: cut it again"
+        )
     if spec.events:
-        raise ConfigError(f"cluster {spec.name!r} has events, which are not played for graphs: leave them out")
+        raise ConfigError(
+            f"cluster {spec.name!r} has events, which a simulation of graphs does not support: leave them out"
+        )
     played = _Play(spec, phases, steps)
     played.queue.run()
     if len(played.ends_s) < steps:
-        raise ConfigError(f"cluster {spec.name!r}: step {len(played.ends_s)} never ends: a node or a link stands still")
+        raise ConfigError(
+            f"cluster {spec.name!r}: step {len(played.ends_s)} never ends: raise the share or bandwidth that is 0"
+        )
     return played.ends_s
 
 

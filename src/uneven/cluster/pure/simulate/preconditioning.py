@@ -32,7 +32,7 @@ class OwnOutcome(NamedTuple):
     """One worker's work for its preconditioner, means over its steps."""
 
     rank: int
-    seconds: float  # of its own work after the gradients' exchange
+    seconds: float  # of the worker's work after the gradients' exchange
     factors_s: float  # of taking factors, part of its computing
     sent_bytes: float  # without framing
     squares: int  # that it owns at the end
@@ -196,10 +196,7 @@ class VirtualPreconditioner:
             for one in worker.plan.exchanges
         )
         if len(members) > 1 and not averaged:
-            raise ConfigError(
-                "a preconditioner needs the gradients of all workers averaged on every step, and this policy does "
-                "not do so"
-            )
+            raise ConfigError("a preconditioner needs gradients averaged over all workers in every step: use bsp")
 
     def _planned(self, clock: int, members: tuple[int, ...]) -> list[_Phase]:
         one, dealt = self._one, self._dealt
@@ -299,8 +296,8 @@ def preconditioner_of(stage: Stage, spec: ClusterSpec) -> VirtualPreconditioner 
         return None
     if one.share != 1.0 and any(event.do in COMINGS_AND_GOINGS for event in spec.events):
         raise ConfigError(
-            f"preconditioner: share = {one.share!r} where nodes come and go: every worker has to keep and turn "
-            f"everything there, as any may be lost; give share = 1"
+            f"preconditioner: share = {one.share!r} with nodes that come and go: any worker may be lost, so each "
+            "must hold all bases; give share = 1"
         )
     gradient_workers(one.share, len(spec.initial_members))
     return VirtualPreconditioner(stage, spec, one)

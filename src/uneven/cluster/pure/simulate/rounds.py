@@ -151,7 +151,7 @@ class Groups:
         return clock + 1
 
     def leave(self, rank: int) -> list[Round]:
-        """Remove a worker that takes no more steps; return the rounds that it may have delayed, or took part in."""
+        """Remove a worker that has finished; return the rounds that it may have delayed, or took part in."""
         self._active.discard(rank)
         groups = self._with.pop(rank, [])
         touched = []

@@ -22,7 +22,7 @@ class Bandwidths:
 
     def __init__(self) -> None:
         self._controls: dict[int, BandwidthControl] = {}
-        self._since: dict[int, tuple[float, float]] = {}  # when the last exchange began, and what was sent in it
+        self._since: dict[int, tuple[float, float]] = {}  # start of the last exchange, and its payload
 
     def within(self, rank: int, exchange: Exchange, now_s: float) -> Exchange:
         select = exchange.select

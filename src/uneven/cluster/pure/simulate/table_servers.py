@@ -75,7 +75,9 @@ class VirtualTables:
 
     def __init__(self, spec: ClusterSpec, how: TableServers) -> None:
         if how.servers < 1 or how.ahead < 0:
-            raise ConfigError(f"tables on {how.servers} servers, {how.ahead} batches ahead: at least 1, and 0 or more")
+            raise ConfigError(
+                f"tables on {how.servers} servers, {how.ahead} batches ahead: give at least 1 server and 0 batches"
+            )
         self._spec = spec
         self._how = how
         self._servers = [_Server() for _ in range(how.servers)]

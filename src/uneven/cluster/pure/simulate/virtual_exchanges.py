@@ -124,7 +124,7 @@ class VirtualExchanges:
         self._rings.speed_changed(worker)
 
     def leave(self, worker: Worker) -> None:
-        """Remove a worker that takes no more steps, so that no other waits for it."""
+        """Remove a worker that has finished, so that no other waits for it."""
         self._stage.queue.cancel(worker.event)
         if self._preconditioner is not None:
             self._preconditioner.leave(worker)

@@ -204,13 +204,13 @@ class _World:
         if stage.queue.stopped:
             for worker in stage.workers.values():
                 if not worker.gone:
-                    why = "the training has come to what was asked for"
+                    why = "the training has reached its target"
                     self._tell(worker.rank, max(self._stage.newest, 0), END, why)
             return self._outcome()
         if stage.queue.late and any(not worker.gone for worker in stage.workers.values()):
             raise TrainingError(
                 f"after {LAST_S:g} s of virtual time {max(stage.newest, 0):,} of {self._scenario.iterations:,} "
-                f"iterations are over: look for a cost, a bandwidth or an event that is off by its unit"
+                "iterations have finished: check the units of costs, bandwidths and events"
             )
         stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
         if stuck:
@@ -317,9 +317,9 @@ class _World:
         workers, policy = self._stage.workers, describe(self._scenario.policy)
         rank = min(stuck, key=lambda rank: (workers[rank].clock, rank))
         return (
-            f"simulated time stands still: rank {rank} never ends step {workers[rank].clock} "
-            f"({len(stuck)} of {len(workers)} workers are held up). Under {policy} it waits for a step that is never "
-            f"finished for others, or for an exchange that not all of its members begin: look at the policy's plans"
+            f"simulated time stops: rank {rank} never ends step {workers[rank].clock} ({len(stuck)} of "
+            f"{len(workers)} workers are held up). Under {policy} it waits for a step that others never finish, or "
+            "for an exchange that some members never begin: check the policy's plans"
         )
 
 

@@ -45,7 +45,7 @@ class Flotilla:
     def pace_per_s(self, rates: Rates) -> float:
         """Return the samples/s of the shared stream: the slowest rate. Raises `ConfigError` if there is no member."""
         if not self.members:
-            raise ConfigError("an empty flotilla has no pace: ask only when it has members")
+            raise ConfigError("an empty flotilla has no pace: add members first")
         return min(self.per_s(rates).values())
 
 
@@ -58,7 +58,10 @@ class Closeness:
         delta_share: δ as a share of the reference instead; ours, for ensembles whose rates span orders of magnitude.
         least_gain: the slowest member gets a left-over device only if its rate grows by at least this share. Zero, the
             default, rejects devices that make the member slower. ``None`` gives out all devices, as the paper does.
-        falling: consider numbers of devices that are no faster than a smaller number, as printed in the paper.
+        falling: consider numbers of devices that are not faster than a smaller number, as printed in the paper.
+
+    Raises:
+        ConfigError: a difference or share is negative.
     """
 
     delta_per_s: float = DELTA_PER_S
@@ -70,10 +73,10 @@ class Closeness:
         for name in ("delta_per_s", "delta_share"):
             value = getattr(self, name)
             if value is not None and not value >= 0.0:
-                raise ConfigError(f"{name} is {value}: a distance of rates is zero or positive")
+                raise ConfigError(f"{name} is {value}: give 0 or more")
 
     def delta(self, reference_per_s: float) -> float:
-        """Return δ at this reference, samples/s."""
+        """Return δ for a reference rate ``reference_per_s``, both in samples/s."""
         return self.delta_per_s if self.delta_share is None else self.delta_share * reference_per_s
 
 
@@ -109,7 +112,7 @@ def create_flotilla(
     rule = closeness or Closeness()
     places = waiting_places(rates, waiting)
     if devices < 0:
-        raise ConfigError(f"a flotilla on {devices} devices cannot be: give zero or more")
+        raise ConfigError(f"a flotilla on {devices} devices: give 0 or more")
     table = rates.table[places, : min(devices, rates.most)]
     fits = table > 0.0
     if not fits.any():
@@ -135,7 +138,7 @@ def waiting_places(rates: Rates, waiting: Iterable[str]) -> list[int]:
     places = sorted(rates.place(name) for name in waiting)
     for one, other in pairwise(places):
         if one == other:
-            raise ConfigError(f"member {rates.members[one]!r} waits twice: name each member once")
+            raise ConfigError(f"member {rates.members[one]!r} is in the queue twice: name each member once")
     return places
 
 
@@ -158,8 +161,8 @@ def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: d
     """Add the nearest rates within δ while devices last."""
     left = devices - sum(chosen.values())
     rows, columns = np.nonzero(gaps <= delta)
-    # One walk over the sorted distances finds the same as the paper's repeated search of the minimum: the reference
-    # stays, so no distance changes, and what does not fit now never will.
+    # One walk over the sorted distances equals the paper's repeated search of the minimum: the reference and so the
+    # distances are constant, and a member that does not fit now never fits.
     for place in np.lexsort((rows, columns, gaps[rows, columns])).tolist():
         row, count = int(rows[place]), int(columns[place]) + 1
         if row not in chosen and count <= left:

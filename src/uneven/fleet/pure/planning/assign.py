@@ -37,9 +37,11 @@ def assign_devices(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[s
     """
     flat = [device for node in nodes for device in node]
     if len(set(flat)) != len(flat):
-        raise ConfigError("a device is on two nodes, or twice on one: name each device once")
+        raise ConfigError("a device occurs twice: name each device once")
     if flotilla.devices > len(flat):
-        raise ConfigError(f"a flotilla for {flotilla.devices} devices does not fit {len(flat)}: make it smaller")
+        raise ConfigError(
+            f"a flotilla for {flotilla.devices} devices does not fit {len(flat)} devices: make it smaller"
+        )
     sizes = {len(node) for node in nodes if node}
     dealt = [_fitted(flotilla, nodes)]
     if len(sizes) == 1:

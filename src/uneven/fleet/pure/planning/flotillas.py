@@ -31,7 +31,7 @@ class FlotillaPlanner(Protocol):
 
 ALPHA = 0.8  # α of the paper's experiments: share of the devices that must be busy for a round to continue
 
-_SAME = 1e-9  # devices; α · M as a float product may be slightly above the integer that it stands for
+_SAME = 1e-9  # devices; α · M as a float product may be slightly above the integer that it represents
 
 
 class Paradigm(Enum):
@@ -84,21 +84,21 @@ class Planner:
 
     def __post_init__(self) -> None:
         if self.devices < 1:
-            raise ConfigError(f"an ensemble cannot be trained on {self.devices} devices: give at least one")
+            raise ConfigError(f"{self.devices} devices: give at least one")
         if not 0.0 <= self.alpha <= 1.0:
-            raise ConfigError(f"alpha is {self.alpha}: it is a share of the devices, 0 … 1")
+            raise ConfigError(f"alpha is {self.alpha}: give a fraction of the devices, 0 to 1")
         for name in self.rates.members:
             if self.rates.least(name) > self.devices:
                 raise ConfigError(
-                    f"member {name!r} needs {self.rates.least(name)} devices, and there are {self.devices}: give it "
-                    f"more memory per device, or leave it out"
+                    f"member {name!r} needs {self.rates.least(name)} devices, but there are {self.devices}: give "
+                    "it more memory per device, or leave it out"
                 )
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
         """Return the members that start now and their devices; empty if none does.
 
-        `waiting` are members that are neither trained nor running, `running` those in training that have not converged.
-        Raises `ConfigError` if more devices are in use or free than there are, or a member both waits and runs.
+        `waiting` are members that wait, `running` those in training that have not converged. Raises `ConfigError` if
+        more devices are in use or free than there are, or a member both waits and runs.
         """
         queue = tuple(waiting)
         if running.devices + free_devices > self.devices:
@@ -107,7 +107,7 @@ class Planner:
             )
         twice = [name for name in queue if name in running.members]
         if twice:
-            raise ConfigError(f"member {twice[0]!r} is running, so it cannot wait: name it once")
+            raise ConfigError(f"member {twice[0]!r} is both running and waiting: name it once")
         if running.members and self.paradigm is Paradigm.GLOBAL:
             return Flotilla()
         near = self.at_running_pace or self.paradigm is Paradigm.REFILL
@@ -163,7 +163,7 @@ class Together:
         self, rates: Rates, slots: int, places: int, *, alpha: float = ALPHA, least_gain: float = LEAST_GAIN
     ) -> None:
         if slots < 1 or places < 1:
-            raise ConfigError(f"{places} members at once on {slots} slots: give at least one of each")
+            raise ConfigError(f"{places} members at a time on {slots} slots: give at least one of each")
         self._rates = rates
         self._slots = slots
         self._places = places

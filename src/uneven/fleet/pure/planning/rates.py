@@ -29,7 +29,7 @@ def rate_per_s(batch_s: Sequence[float], batch: int, *, median: bool = False) ->
     # With the median, a single batch that the operating system interrupted does not lower the rate.
     took_s = len(last) * statistics.median(last) if median else math.fsum(last)
     if not (batch > 0 and min(last) >= 0.0 and 0.0 < took_s < math.inf):
-        raise ConfigError(f"{len(last)} batches of {batch} samples in {took_s} s have no rate")
+        raise ConfigError(f"{len(last)} batches of {batch} samples in {took_s} s give no rate: give both above 0")
     return len(last) * batch / took_s
 
 
@@ -41,7 +41,7 @@ def most_profiled(alone_per_s: Mapping[str, float], per_node: int, devices: int)
     `devices` is M. Raises `ConfigError` if there are no members or devices, or a rate is not positive.
     """
     if not alone_per_s or not all(0.0 < rate < math.inf for rate in alone_per_s.values()):
-        raise ConfigError("rates on one device must be positive, of at least one member")
+        raise ConfigError("give at least one member, and rates above 0 on one device")
     if per_node < 1 or devices < 1:
         raise ConfigError(f"{devices} devices, {per_node} on a node: give at least one of each")
     reach = math.ceil(max(alone_per_s.values()) / min(alone_per_s.values()))
@@ -106,16 +106,15 @@ def _checked(name: str, row: Sequence[float] | Floats) -> Floats:
     bad = ~(np.isfinite(rates) & (rates >= 0.0))
     if bad.any():
         devices = int(np.argmax(bad)) + 1
-        raise ConfigError(
-            f"rate of member {name!r} on {devices} devices is {rates[devices - 1]}: it must be samples/s, zero if it "
-            f"does not fit"
-        )
+        raise ConfigError(f"rate of member {name!r} on {devices} devices is {rates[devices - 1]}: give samples/s, or 0")
     fits = np.flatnonzero(rates)
     if len(fits) == 0:
-        raise ConfigError(f"member {name!r} fits on no number of devices: give it more memory or leave it out")
+        raise ConfigError(
+            f"member {name!r} does not fit on any number of devices: give it more memory, or leave it out"
+        )
     if len(fits) != fits[-1] - fits[0] + 1:
         raise ConfigError(
-            f"member {name!r} fits on {fits[0] + 1} devices and again on {fits[-1] + 1}, but not on all between: "
-            f"who fits on some number fits on a larger one"
+            f"member {name!r} fits on {fits[0] + 1} devices and again on {fits[-1] + 1}, but not on all numbers "
+            "between: a member that fits on n devices must fit on more"
         )
     return rates

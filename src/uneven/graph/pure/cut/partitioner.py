@@ -62,7 +62,7 @@ def normal(shares: Sequence[float], parts: int) -> tuple[float, ...]:
     if parts < 1:
         raise ConfigError(f"parts = {parts}: give 1 or more")
     if len(shares) != parts:
-        raise ConfigError(f"shares = {tuple(shares)} are {len(shares)}, and there are {parts} parts: give one for each")
+        raise ConfigError(f"shares = {tuple(shares)} are {len(shares)} for {parts} parts: give one for each")
     if not all(math.isfinite(one) and one > 0.0 for one in shares):
         raise ConfigError(f"shares = {tuple(shares)}: each must be a number above 0")
     total = math.fsum(shares)

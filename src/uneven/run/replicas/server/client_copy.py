@@ -211,6 +211,6 @@ def check_served(merge: Merge, payload: Payload, factor: float, own: Tensor) -> 
     if not torch.allclose(outcome, centre + theirs, equal_nan=True):
         what = "times the movement" if payload is Payload.DELTA else "times the distance of replica and copy"
         raise ConfigError(
-            f"{merge!r} says that a parameter server adds {factor:g} {what} to its copy, but its own combine comes to "
-            f"something else: let served() answer None, and simulate it instead"
+            f"{merge!r} declares that a parameter server adds {factor:g} {what} to its copy, but its combine() "
+            "gives another result: return None from served(), and simulate it instead"
         )

@@ -28,7 +28,7 @@ Members = tuple[int, ...]
 
 _LOOK_S = 0.05
 _APART = "other sites wait for what its site has to send"
-_HELD = "it was the parameter server, which `uneven run --servers 1` keeps in a process of its own"
+_HELD = "it was the parameter server; `uneven run --servers 1` gives it a separate process"
 
 
 @dataclass(slots=True)
@@ -149,8 +149,8 @@ def find_home(
         if home is not None:
             home.leave()
         raise ConfigError(
-            f"rank {world.rank} on {world.host} cannot read the keys of the parameter server: {error}. On several "
-            f"machines it needs a run directory on a disk that all reach (uneven run --run-dir)"
+            f"rank {world.rank} on {world.host} cannot read the keys of the parameter server: {error}. Several "
+            "machines need a run directory on shared storage (uneven run --run-dir)"
         ) from error
     if home is not None:
         return home
@@ -162,10 +162,10 @@ def _made(world: World, timeout_s: float, party: Members, *, near: bool, stays: 
     """Return the location for the first worker of ``party``; ``near`` if all of them are on this machine."""
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         if party:
-            raise ConfigError("each site has one of its own, in its first worker: leave --servers out")
+            raise ConfigError("each site has its own, in its first worker: leave --servers out")
         return ServerLocation(world.run_directory / SERVER, shards, True, world, timeout_s)
     if not stays:
-        raise ConfigError("without --servers it would be in a worker, which may leave: say uneven run --servers 1")
+        raise ConfigError("without --servers it would be in a worker, which may leave: use uneven run --servers 1")
     folder = TemporaryFolder(SHARD_FOLDER, None if near else world.run_directory)
     try:
         make_keys(folder.path)

@@ -18,9 +18,9 @@ def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: d
     """Raise :class:`ConfigError` if outer steps of the shards cannot be taken on a model: it has running statistics."""
     if (layers := batch_norms(model)) and plans_outer(policy, members, sites):
         raise ConfigError(
-            f"the model has running statistics ({layers[0]!r}), on which sync = {describe(policy)} would take outer "
-            f"steps with momentum, as on parameters: use group norm, as torch.nn.GroupNorm(2, channels), or "
-            f"sync = 'diloco', which averages them beside"
+            f"the model has running statistics ({layers[0]!r}), to which sync = {describe(policy)} would apply "
+            "momentum: use group norm, as torch.nn.GroupNorm(2, channels), or sync = 'diloco', which averages them "
+            "separately"
         )
 
 
@@ -36,9 +36,9 @@ def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], sh
         quorum = exchange.quorum
         if quorum is not None and 1 < quorum.count < len(exchange.members):
             raise ConfigError(
-                f"sync = {describe(policy)} through {shards} shards: each takes its quorum of {quorum.count} of "
-                f"{len(exchange.members)} by itself, so all workers could wait for each other at different ones for "
-                f"ever; use --servers 2 or fewer, or quorum={len(exchange.members)}"
+                f"sync = {describe(policy)} through {shards} shards: each shard has its own quorum of "
+                f"{quorum.count} of {len(exchange.members)}, so workers could wait for each other forever; use "
+                f"--servers 2 or fewer, or quorum={len(exchange.members)}"
             )
 
 
@@ -66,7 +66,7 @@ def check_served_step(merge: Merge, own: Tensor) -> None:
         velocity = momentum * velocity + given
         if not torch.allclose(outcome, rate * (given + momentum * velocity), equal_nan=True):
             raise ConfigError(
-                f"{merge!r} says that a parameter server takes an outer step with momentum {momentum:g} and learning "
-                f"rate {rate:g} in its place, but its own combine comes to something else: let served_step() answer "
-                f"None, and simulate it instead"
+                f"{merge!r} declares that a parameter server takes an outer step with momentum {momentum:g} and "
+                f"learning rate {rate:g}, but its combine() gives another result: return None from served_step(), "
+                "and simulate it instead"
             )

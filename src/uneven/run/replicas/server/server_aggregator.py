@@ -237,8 +237,7 @@ class ServerAggregator(Aggregator):
         started; vectors of shape (size,)."""
         if self.copy.begun:
             raise CheckpointError(
-                "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
-                "session.evaluated()"
+                "workers already share a copy: load a state before the first batch and the first session.evaluated()"
             )
         if not same_policy(self._policy, numbers) or not vectors:
             return
@@ -249,8 +248,7 @@ class ServerAggregator(Aggregator):
         size = self._replica.flat.size
         if (found := next((len(one) for one in vectors.values() if len(one) != size), size)) != size:
             raise CheckpointError(
-                f"the server in the checkpoint has {found} numbers, that of this model {size}: resume "
-                f"with the model that the run began with"
+                f"the server in the checkpoint has {found} numbers, but this model {size}: resume with the former model"
             )
 
     def load(
@@ -304,8 +302,8 @@ class SiteAggregator(ServerAggregator):
         unsent updates. Raises :class:`CheckpointError` while updates may be under way."""
         if self.copy.begun and not shown:
             raise CheckpointError(
-                "what other sites have to send is under way, and would be in no checkpoint: save inside "
-                "session.evaluated(), where everything has arrived"
+                "movements of other sites are in flight, and would be missing from the checkpoint: save inside "
+                "session.evaluated(), which waits for them"
             )
         saved, vectors = super().state(numbers, rates, shown=shown)
         return {**saved, "rates": rates}, vectors

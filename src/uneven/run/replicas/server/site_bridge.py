@@ -5,8 +5,8 @@ for all clocks also waits for other sites' updates::
 
     follow the site's clock ─► movement of its copy ─► pick, send ─► receive ─► add to the copy ─► follow …
 
-Each message holds its site's clock. At the end of an epoch some workers have no more samples: no worker waits for their
-clocks, nor for a site in a later epoch, or whose workers all wait in ``session.evaluated()`` or have left. So a site's
+Each message holds its site's clock. At the end of an epoch some workers have no samples left. No worker waits for their
+clocks, or a site in a later epoch, or one whose workers all wait in ``session.evaluated()`` or have left. So a site's
 clock is that of its workers in the earliest epoch that any of them is in. It falls back to the least clock of all of
 them when that epoch changes. A site starts an epoch when all others are in it too.
 """

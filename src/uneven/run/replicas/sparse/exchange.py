@@ -96,8 +96,8 @@ class MirrorClock:
                 one = self._receive(place)
                 if one.clock != self.heard[place] + 1:
                     raise TrainingError(
-                        f"entries of step {one.clock} came where those of step {self.heard[place] + 1} were due: all "
-                        f"ranks must run the same loop. Look for a break, continue or return that only some reach"
+                        f"entries of step {one.clock} came, but step {self.heard[place] + 1} was due: all ranks "
+                        "must run the same loop. Look for a break, continue or return that only some reach"
                     )
                 self.heard[place] = one.clock
                 self.taken[place] += 1
@@ -180,8 +180,8 @@ class EntriesExchange(UnsentMovement):
         Raises :class:`CheckpointError` if entries may be under way from other sites."""
         if self._clock >= 0 and self._mirrors.lacks(self._clock):
             raise CheckpointError(
-                "entries of other sites are under way, and would be in no checkpoint: save inside session.evaluated(), "
-                "where everything has arrived"
+                "entries of other sites are in flight, and would be missing from the checkpoint: save inside "
+                "session.evaluated(), which waits for them"
             )
         return super().state_dict()
 
@@ -388,8 +388,9 @@ class EntriesExchange(UnsentMovement):
         found = unpack(message, size, self._width)
         if found.clock != clock:
             raise TrainingError(
-                f"rank {self.parties[place][0]} sends entries of step {found.clock} where rank {self._rank} is at step "
-                f"{clock}: all ranks must run the same loop. Look for a break, continue or return that only some reach"
+                f"rank {self.parties[place][0]} sends entries of step {found.clock}, but rank {self._rank} is at "
+                f"step {clock}: all ranks must run the same loop. Look for a break, continue or return that only "
+                "some reach"
             )
         return found
 

@@ -66,4 +66,6 @@ class Announcements:
                 elif kind == _COMES:
                     self._barrier.announced(place, number, unpack_places(message[_WORD.size :], self._size))
                 else:
-                    raise PeerError(f"{len(message)} bytes from rank {rank} announce nothing and confirm nothing")
+                    raise PeerError(
+                        f"{len(message)} bytes from rank {rank} are not a message: run one version of uneven on all"
+                    )

@@ -96,8 +96,8 @@ class UnsentMovement:
         for name, vector in vectors.items():
             if len(vector) != self._flat.size:
                 raise CheckpointError(
-                    f"{name!r} in the checkpoint has {len(vector)} numbers, and this model {self._flat.size}: resume "
-                    f"with the model that the run began with"
+                    f"{name!r} in the checkpoint has {len(vector)} numbers, but this model {self._flat.size}: "
+                    "resume with the former model"
                 )
 
     def load_state_dict(self, vectors: dict[str, torch.Tensor], rank: int) -> None:

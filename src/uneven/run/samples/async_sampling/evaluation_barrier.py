@@ -57,7 +57,7 @@ class EvaluationBarrier:
         self._timeout_s = timeout_s
 
     def arrive(self) -> None:
-        """Report to the other workers. This worker takes no more samples until it leaves."""
+        """Report to the other workers. This worker takes no samples until it leaves."""
         self.number += 1
         self._store.put(self._key(self._store.rank, self.number), json.dumps(self._counter.held()))
         # All workers have arrived at the previous barrier, so they have read the reports of the one before that.
@@ -75,9 +75,9 @@ class EvaluationBarrier:
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
-                    f"session.evaluated() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did not come "
-                    f"to it within {self._timeout_s:g} s: every worker has to enter it as often, before it closes its "
-                    f"session. At their own pace workers take different numbers of steps: enter it at the end of epochs"
+                    f"session.evaluated() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did not "
+                    f"enter it within {self._timeout_s:g} s: every worker must enter it equally often before it "
+                    "closes its session. Workers take different numbers of steps: enter it at the end of epochs"
                 )
             time.sleep(_LOOK_S)
 

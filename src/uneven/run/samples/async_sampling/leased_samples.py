@@ -140,7 +140,7 @@ class LeasedSamples(StoredSampleCounter):
         self._change(epoch, back)
 
     def leave(self) -> None:
-        """Take no more samples and requeue the unused ones, after all updates of this worker have arrived."""
+        """Stop taking samples and requeue the unused ones, after all updates of this worker have arrived."""
         self.stop()
         with self._lock:
             holding = self._holding = self._holding.gave()
@@ -178,8 +178,8 @@ class LeasedSamples(StoredSampleCounter):
             if time.monotonic() > until_s:
                 who = ", ".join(map(str, sorted({*busy, *unknown})))
                 raise PeerError(
-                    f"the end of epoch {epoch}: worker {who} has samples of it in hand and has done nothing with them "
-                    f"for {self._timeout_s:g} s, but is alive: it hangs, or is only slow and needs a larger timeout_s"
+                    f"the end of epoch {epoch}: worker {who} has unfinished samples of it and made no progress for "
+                    f"{self._timeout_s:g} s, but is alive: it hangs, or is slow and needs a larger timeout_s"
                 )
             time.sleep(_LOOK_S)
 
@@ -271,7 +271,7 @@ class LeasedSamples(StoredSampleCounter):
 
 
 class NoLeases:
-    """The stand-in for :class:`LeasedSamples` in a run whose membership does not change; records nothing."""
+    """The replacement for :class:`LeasedSamples` in a run whose membership does not change; records nothing."""
 
     notes = owes = False
     over = -1

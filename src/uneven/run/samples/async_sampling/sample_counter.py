@@ -89,7 +89,7 @@ class StoredSampleCounter:
 
     # ---------------------------------------------------------------- the end
     def stop(self) -> None:
-        """Take no more samples; reading a counter still works."""
+        """Stop taking samples; reading a counter still works."""
         self._stopped = True
         if self._errands is not None:
             self._errands.put(None)
@@ -134,8 +134,8 @@ class _AskedRun(Future["Interval | None"]):
             return super().result(min(self._timeout_s, threading.TIMEOUT_MAX) if timeout is None else timeout)
         except NoAnswer:
             raise PeerError(
-                f"rank {self._rank}: the store that the ranks met at, which hands out the samples, has not answered "
-                f"for {self._timeout_s:g} s: the process that keeps it (the launcher, or rank 0 without one) hangs"
+                f"rank {self._rank}: the store of the run, which assigns the samples, has not answered for "
+                f"{self._timeout_s:g} s: its process (the launcher, or rank 0 without one) hangs"
             ) from None
 
 

@@ -64,7 +64,6 @@ class SessionStore:
             return question()
         except RuntimeError as error:
             raise PeerError(
-                f"rank {self.rank}: the store that the ranks met at, which hands out the samples, does not answer: the "
-                f"process that keeps it (the launcher, or rank 0 without one) has ended "
-                f"({str(error).strip().splitlines()[0]})"
+                f"rank {self.rank}: the store of the run, which assigns the samples, does not answer: its process "
+                f"(the launcher, or rank 0 without one) has ended ({str(error).strip().splitlines()[0]})"
             ) from error

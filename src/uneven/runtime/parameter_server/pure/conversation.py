@@ -1,7 +1,8 @@
 """A worker's conversation with one shard. Pure: messages to send, updates to keep, answers.
 
 There are no timers. A connection keeps the order of messages, so the answer to a ping covers everything sent before it:
-what is neither parked nor answered was lost, and is sent again. Repetition is harmless, because updates are numbered.
+a message that is not parked and not answered was lost, and is sent again. Repetition is harmless, because updates are
+numbered.
 
 The worker keeps the newest copy that it has received, and each of its updates that this copy lacks. If a shard has lost
 its state, the newest of these copies becomes the state again, and the workers send the updates that it lacks.

@@ -63,7 +63,9 @@ def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Part
     sizes = tuple(math.prod(shape) for shape in shapes)
     total = sum(sizes)
     if total == 0 or shards < 1:
-        raise ConfigError(f"{len(sizes)} tensors with {total} elements cannot be divided among {shards} shards")
+        raise ConfigError(
+            f"{len(sizes)} tensors with {total} elements do not fit {shards} shards: use fewer (--servers)"
+        )
     fair = -(-total // shards)
     pieces = [
         Piece(tensor, start, min(start + fair, size))

@@ -34,11 +34,11 @@ class KnownWorker:
 
     here: bool | None = None  # True if a message has come recently; None before its greeting
     left: bool = False  # it has asked that no worker waits for it, and has sent no request since
-    buried: bool = False  # other workers have declared it failed; the shard accepts no more from it
+    buried: bool = False  # other workers have declared it failed; the shard rejects its messages
     waits_s: float = math.inf  # how long it waits for an answer
     sequence: int = 0  # of its last update in the copy
     clock: int = 0  # steps that it has finished, according to its updates
-    met: int = 0  # number of meetings that it has come to
+    met: int = 0  # number of meetings that it has entered
     through: int = 0  # epochs that it has finished; workers in one of these do not wait for it
     heard_s: float = 0.0  # time of its last message
     parked: tuple[Message, float] | None = None  # its waiting request, and the time limit
@@ -50,7 +50,7 @@ class KnownWorker:
 
     @property
     def meeting(self) -> bool:
-        """True if it waits in a meeting, so that its clock stands still."""
+        """True if it waits in a meeting, so that its clock does not advance."""
         return self.parked is not None and self.parked[0].kind is Kind.MEET
 
 

@@ -95,17 +95,17 @@ class Refusal(Enum):
     VERSION = "another version of the protocol"
     KIND = "unknown kind"
     DTYPE = "unknown kind of numbers"
-    VALUE = "a value that is no finite number"
+    VALUE = "a value that is not finite"
     ENTRIES = "length of the entries"
     BYTES = "bytes do not fit the elements"
     PIECES = "lengths of the pieces"
-    DIRECTION = "only a shard says that"
+    DIRECTION = "only a shard sends that"
     RANK = "no member of this run"
     TABLE = "another table of tensors"
     SEQUENCE = "a sequence number of zero"
     SCALE = "a scale out of range"
     QUORUM = "a quorum that cannot be reached"
-    STEP = "a step that nobody can be in"
+    STEP = "an impossible step"
     UNASKED = "an offer that was not asked for"
     ROW = "a row that is not here"
     SPEC = "tables that cannot be"
@@ -121,7 +121,8 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A copy's state of one member: it has updates up to ``sequence``, the last of which ended step ``clock`` − 1."""
+    """A copy's state of one member: it includes updates up to ``sequence``, the last of which ended step ``clock`` −
+    1."""
 
     rank: int
     here: bool

@@ -74,7 +74,7 @@ class StoppingAsha(Scheduler):
     ) -> None:
         checked_rungs(max_t, grace_period, reduction_factor)
         if brackets < 1:
-            raise ConfigError(f"brackets={brackets}: at least one row of rungs is needed")
+            raise ConfigError(f"brackets={brackets}: give at least 1")
         self.max_t = max_t
         self._factor = reduction_factor
         self.brackets = [
@@ -82,7 +82,7 @@ class StoppingAsha(Scheduler):
         ]
         if not all(self.brackets):
             raise ConfigError(
-                f"brackets={brackets}: the last has no rung below max_t={max_t}: give fewer, or raise max_t"
+                f"brackets={brackets}: the last bracket has no rung below max_t={max_t}: give fewer, or raise max_t"
             )
         self._of: dict[int, int] = {}
         self._random = Random(0)

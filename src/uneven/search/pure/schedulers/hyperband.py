@@ -50,8 +50,8 @@ class HyperBand(Scheduler):
     """HyperBand: brackets that trade the number of trials against the training of each, and halve them at milestones.
 
     Brackets are filled in the order s = 0, 1, 2, …: bracket s takes ⌈(s_max + 1) / (s + 1) · η^s⌉ trials and first
-    trains them to max_t · η^−s. A bracket that is not full is halved when all its trials are there, and keeps as many
-    as a full one would, so a small search may drop no trial.
+    trains them to max_t · η^−s. A bracket that is not full is halved when all its trials are there. It keeps as many as
+    a full one, so a small search may keep all trials.
 
     Args:
         max_t: training after which a trial is done.

@@ -36,7 +36,7 @@ class MedianStopping(Scheduler):
         if not grace_period >= 0 or not min_time_slice >= 0:
             raise ConfigError(f"grace_period={grace_period}, min_time_slice={min_time_slice}: give zero or more")
         if min_samples_required < 1:
-            raise ConfigError(f"min_samples_required={min_samples_required}: a median needs at least 1")
+            raise ConfigError(f"min_samples_required={min_samples_required}: give at least 1")
         self._grace = grace_period
         self._least = min_samples_required
         self._slice = min_time_slice

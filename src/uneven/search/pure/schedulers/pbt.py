@@ -59,13 +59,12 @@ class PopulationBased(Scheduler):
     ) -> None:
         if not perturbation_interval > 0 or not burn_in_period >= 0:
             raise ConfigError(
-                f"perturbation_interval={perturbation_interval}, burn_in_period={burn_in_period}: give more than zero, "
-                f"and zero or more"
+                f"perturbation_interval={perturbation_interval}, burn_in_period={burn_in_period}: give > 0 and >= 0"
             )
         if not 0 <= quantile_fraction <= 0.5:
-            raise ConfigError(f"quantile_fraction={quantile_fraction}: top and bottom are at most half each, 0 … 0.5")
+            raise ConfigError(f"quantile_fraction={quantile_fraction}: give 0 to 0.5")
         if not 0 <= resample_probability <= 1:
-            raise ConfigError(f"resample_probability={resample_probability}: a probability is 0 … 1")
+            raise ConfigError(f"resample_probability={resample_probability}: give 0 to 1")
         if max_t is not None and not max_t > 0:
             raise ConfigError(f"max_t={max_t}: give more than 0")
         self.max_t = max_t
@@ -144,7 +143,7 @@ class PopulationBased(Scheduler):
         if other.kept_t is None:
             return GO_ON
         one.params, one.t, one.perturbed_t = self.explore(other.params), other.kept_t, other.perturbed_t
-        return Ruling(clone=Clone(source, other.kept_t, one.params), why=f"goes on from trial {source}")
+        return Ruling(clone=Clone(source, other.kept_t, one.params), why=f"continues from trial {source}")
 
     def _meet(self, progress: Progress) -> Ruling:
         one = self.population[progress.trial]

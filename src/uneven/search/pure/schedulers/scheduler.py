@@ -29,20 +29,20 @@ class Scheduler(ABC):
     own_params: ClassVar[bool] = False
 
     def begin(self, space: Space, seed: int) -> None:  # noqa: B027  # most need it not
-        """Start a search; called once, first."""
+        """Start a search in ``space`` with ``seed``; called once, first."""
 
     def added(self, trial: int, params: Params) -> None:  # noqa: B027  # most need it not
-        """Add a trial that waits to be started, for the first time or because the user resumed it."""
+        """Add ``trial`` with ``params``, which waits for its first start or was resumed by the user."""
 
     def started(self, trial: int) -> None:  # noqa: B027  # most need it not
         """Record that a trial was started or resumed."""
 
     def saved(self, trial: int, t: float) -> None:  # noqa: B027  # most need it not
-        """Record that a checkpoint was saved which a decision asked for."""
+        """Record that the checkpoint of ``trial`` after training ``t``, requested by a decision, was saved."""
 
     @abstractmethod
     def on_result(self, progress: Progress) -> Ruling:
-        """Return the decision on a trial that has reported."""
+        """Return the decision on a trial after its report ``progress``."""
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
         """Record that a trial has ended without a decision of the scheduler. Return decisions on paused trials."""
@@ -65,13 +65,11 @@ schedulers: Registry[Scheduler] = Registry("scheduler", Scheduler)  # type: igno
 def checked_rungs(max_t: float, grace_period: float, reduction_factor: float) -> None:
     """Raise `ConfigError` if the rungs are impossible."""
     if not grace_period > 0:
-        raise ConfigError(f"grace_period={grace_period}: a trial must train at least a little, give more than 0")
+        raise ConfigError(f"grace_period={grace_period}: give more than 0")
     if not max_t >= grace_period:
-        raise ConfigError(
-            f"max_t={max_t} is below grace_period={grace_period}: no trial could be judged before it ends; raise max_t"
-        )
+        raise ConfigError(f"max_t={max_t} is below grace_period={grace_period}: raise max_t, or lower grace_period")
     if not reduction_factor > 1:
-        raise ConfigError(f"reduction_factor={reduction_factor}: of each rung one in so many goes on, give more than 1")
+        raise ConfigError(f"reduction_factor={reduction_factor}: give more than 1")
 
 
 class Fifo(Scheduler):

@@ -29,7 +29,7 @@ class Searcher(ABC):
     """
 
     def begin(self, space: Space, seed: int) -> None:  # noqa: B027  # most need it not
-        """Start a search; called once, first.
+        """Start a search in ``space`` with ``seed``; called once, first.
 
         Raises:
             ConfigError: it cannot search this space.
@@ -43,28 +43,25 @@ class Searcher(ABC):
         """Record that a trial has ended with this score, higher is better; None if it failed."""
 
     def enqueue(self, params: Params) -> None:  # noqa: B027  # most need it not
-        """Announce settings that will replace one of the first suggestions; called before them."""
+        """Announce ``params`` that will replace one of the first suggestions; called before them."""
 
     def learn(self, params: Params, score: float) -> None:
-        """Record a result of an earlier search, within the space; called before the first suggestion.
+        """Record the ``score`` of ``params`` in an earlier search, within the space; called before any suggestion.
 
         Raises:
             ConfigError: it does not learn from results.
         """
         raise ConfigError(
-            'warm_start: this searcher learns nothing of results: take one that does, such as searcher="optuna:tpe"'
+            'warm_start: this searcher does not use results: use one that does, such as searcher="optuna:tpe"'
         )
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """Return a value for a setting that a training function asks for while it runs.
+        """Return a value of ``domain`` for the setting ``name`` that a running ``trial`` requests.
 
         Raises:
             ConfigError: it cannot suggest a setting that the space does not name.
         """
-        raise ConfigError(
-            f"trial.suggest: this searcher knows the space alone, which has no {name!r}: add it there, or take "
-            f'searcher="random"'
-        )
+        raise ConfigError(f'trial.suggest: this searcher needs {name!r} in the space: add it, or use searcher="random"')
 
 
 searchers: Registry[Searcher] = Registry("searcher", Searcher)  # type: ignore[type-abstract]
@@ -114,8 +111,8 @@ class GridSearch(RandomSearch):
         for name, one in space.items():
             if not isinstance(one, Choices):
                 raise ConfigError(
-                    f'searcher="grid" cannot go through all of {name!r}, which is {one}: name values with '
-                    f'search.grid(…), or take searcher="random"'
+                    f'searcher="grid" cannot enumerate {name!r}, which is {one}: list values with search.grid(…), '
+                    'or use searcher="random"'
                 )
             self._grids[name] = one
 
@@ -136,7 +133,7 @@ class ConcurrencyLimit(Searcher):
 
     def __init__(self, inner: str | Searcher = "random", max_concurrent: int = 1) -> None:
         if max_concurrent < 1:
-            raise ConfigError(f"max_concurrent={max_concurrent}: at least one trial must be under way")
+            raise ConfigError(f"max_concurrent={max_concurrent}: give at least 1")
         self._inner = searchers.resolve(inner)
         self._most = max_concurrent
         self._open: set[int] = set()

@@ -1,0 +1,163 @@
+"""Public names: each object on a page of docs/api has a summary, arguments, errors and an example."""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = Path(__file__).parents[1] / "docs" / "api"
+ENTRY = re.compile(r"^\.\. auto(class|function|module):: ([\w.]+)", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"::\n\s*\n((?: {2,}.*\n?|\s*\n)+)")
+
+CEILINGS = {"summary": 0, "arguments": 17, "errors": 3, "example": 0}
+"""The numbers of objects without it; they may only fall."""
+
+
+@cache
+def public() -> dict[str, dict[str, Any]]:
+    """The objects of each page, by name; without those of packages that are not installed."""
+    found: dict[str, dict[str, Any]] = {}
+    for page in sorted(PAGES.glob("*.md")):
+        names = found.setdefault(page.name, {})
+        for kind, name in ENTRY.findall(page.read_text()):
+            try:
+                names.update(members(name) if kind == "module" else {name: named(name)})
+            except ModuleNotFoundError:
+                continue
+    return found
+
+
+def members(name: str) -> dict[str, Any]:
+    module = importlib.import_module(name)
+    own = [key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name]
+    return {f"{name}.{key}": getattr(module, key) for key in getattr(module, "__all__", own)}
+
+
+def named(name: str) -> Any:
+    module, _, key = name.rpartition(".")
+    return getattr(importlib.import_module(module), key)
+
+
+def parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    """The object, and the public methods and properties of a class."""
+    yield name, one
+    if inspect.isclass(one) and one.__module__.startswith("uneven"):
+        for key, member in vars(one).items():
+            if key[0] != "_" and (
+                inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
+            ):
+                yield f"{name}.{key}", getattr(one, key)
+
+
+def summary(name: str, one: Any, _: str) -> bool:
+    documented = inspect.isclass(one) or callable(one) or isinstance(one, property)
+    return not documented or re.match(r"[A-Z`:]", inspect.getdoc(one) or "") is not None
+
+
+def arguments(name: str, one: Any, _: str) -> bool:
+    """Whether the docstrings name each argument, or a field has a comment or a docstring."""
+    if isinstance(one, property) or not callable(one) or exempt(one):
+        return True
+    given = list(one) if is_enum(one) else [*inspect.signature(one).parameters]
+    names = [key.name if is_enum(one) else key for key in given]
+    text = (inspect.getdoc(one) or "") + ((inspect.getdoc(one.__init__) or "") if inspect.isclass(one) else "")
+    known = {*re.findall(r"\w+", text), *(fields(one) if inspect.isclass(one) else ())}
+    return all(key in known for key in names if key not in ("self", "args", "kwargs") and key[0] != "_")
+
+
+def is_enum(one: Any) -> bool:
+    return inspect.isclass(one) and issubclass(one, Enum)
+
+
+def fields(one: type) -> Iterator[str]:
+    """The names of fields with a comment ``#:``, or with a docstring below."""
+    for kind in inspect.getmro(one):
+        if kind.__module__.startswith("uneven"):
+            text = inspect.getsource(kind)
+            yield from re.findall(r"^ {4}(\w+)\b.*  #: ", text, re.MULTILINE)
+            yield from re.findall(r"^ {4}#: .*\n {4}(\w+)\b", text, re.MULTILINE)
+            yield from re.findall(r"^ {4}(\w+)\b.*\n {4}\"\"\"", text, re.MULTILINE)
+
+
+def errors(name: str, one: Any, _: str) -> bool:
+    """Whether the docstring says which errors the body raises."""
+    body = inspect.unwrap(one.fget if isinstance(one, property) else one)
+    if inspect.isclass(body):
+        body = vars(body).get("__post_init__", vars(body).get("__init__"))
+    if not inspect.isfunction(body) or body.__code__.co_filename[0] == "<" or not body.__module__.startswith("uneven"):
+        return True
+    text = (inspect.getdoc(one) or "") + (inspect.getdoc(body) or "")
+    raised = {
+        ast.unparse(node.exc.func).rpartition(".")[2]
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(body))))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+    }
+    return all(one in text for one in raised if one.endswith("Error") and one != "NotImplementedError")
+
+
+def exempt(one: Any) -> bool:
+    """Whether one is an exception, which needs no arguments and no example."""
+    return inspect.isclass(one) and issubclass(one, BaseException)
+
+
+def example(name: str, one: Any, examples: str) -> bool:
+    return exempt(one) or re.search(rf"\b{name.rpartition('.')[2]}\b", examples) is not None
+
+
+CHECKS: dict[str, Callable[[str, Any, str], bool]] = {
+    "summary": summary,
+    "arguments": arguments,
+    "errors": errors,
+    "example": example,
+}
+
+
+def missing(check: str) -> list[str]:
+    found = []
+    for page, names in public().items():
+        text = "\n".join(BLOCK.findall((PAGES / page).read_text()))
+        for name, one in names.items():
+            docs = [inspect.getdoc(part) or "" for _, part in parts(name, one)]
+            text += "\n".join(block for doc in docs for block in EXAMPLE.findall(doc))
+        for name, one in names.items():
+            for part, member in parts(name, one) if check != "example" else [(name, one)]:
+                if not CHECKS[check](part, member, text):
+                    found.append(f"{page}: {part}")
+    return found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_public_names_are_documented(check: str) -> None:
+    found = missing(check)
+    assert len(found) <= CEILINGS[check], f"without {check}:\n" + "\n".join(found)
+
+
+class Undocumented:
+    """One without its argument."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(size)
+
+    def go(self) -> None: ...
+
+
+def test_what_is_missing_is_seen() -> None:
+    assert not summary("go", Undocumented.go, "")
+    assert not arguments("Undocumented", Undocumented, "")
+    assert not example("uneven.Undocumented", Undocumented, "Documented()")
+    assert example("uneven.Undocumented", Undocumented, "x = Undocumented(1)")
+
+
+def test_an_error_that_the_docstring_does_not_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Undocumented.__init__, "__module__", "uneven.undocumented")
+    assert not errors("Undocumented", Undocumented, "")
