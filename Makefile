@@ -6,6 +6,7 @@
 #   make check      style and types
 #   make types      the types that scripts see: pyright on examples/
 #   make docs       the site, into build/docs; a warning is an error
+#   make notebooks  the tutorials, each executed as a notebook, into build/notebooks
 #   make bench      the LB-BSP benchmark, short form
 #   make dist       what a release uploads, into dist/: the source, and wheels with and without compiled loops
 #   make dist-check the same, each one installed and tried in a fresh environment
@@ -36,7 +37,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test test-rest test-all check types docs bench dist dist-check clean
+.PHONY: .venv demo test test-rest test-all check types docs notebooks bench dist dist-check clean
 
 .venv: .venv/.stamp-installed
 
@@ -101,6 +102,15 @@ types: .venv/.stamp-test
 docs: .venv/.stamp-docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
 	@echo "the site is in build/docs/index.html"
+
+# The tutorials use what the tests need, too.
+.venv/.stamp-notebooks: .venv/.stamp-test
+	@$(BIN)/python -c '$(GROUPS)' notebooks > .venv/notebooks.txt
+	$(BIN)/python $(INSTALL) --requirement .venv/notebooks.txt
+	@touch $@
+
+notebooks: .venv/.stamp-notebooks
+	$(BIN)/python docs/notebooks.py $(ARGS)
 
 bench: .venv/.stamp-installed
 	$(BIN)/uneven bench lb-bsp --quick $(ARGS)

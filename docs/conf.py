@@ -12,6 +12,7 @@ from sphinx.application import Sphinx
 sys.path.insert(0, os.path.dirname(__file__))
 
 import commands  # the folder of this file is on the path now
+import notebooks
 
 project = "uneven"
 author = "The uneven authors"
@@ -24,6 +25,7 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 exclude_patterns = ["pictures", "_static"]
 
@@ -38,6 +40,7 @@ html_title = f"uneven {version}"
 html_theme_options = {"source_repository": os.environ.get("UNEVEN_REPOSITORY", ""), "source_branch": "main"}
 
 myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -59,3 +62,4 @@ if os.environ.get("READTHEDOCS") or os.environ.get("UNEVEN_DOCS_ONLINE"):
 def setup(app: Sphinx) -> None:
     app.add_lexer("signatures", PythonLexer)  # a block of docs/architecture.md that a test compares with the code
     commands.write()
+    notebooks.write()

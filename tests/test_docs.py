@@ -278,7 +278,7 @@ def wrong_pictures(docs: Path) -> list[str]:
                 found.append(f"{page.name} says nothing of {picture.name}")
             if not picture.is_file():
                 found.append(f"{page.name} shows {picture.name}, which is not there")
-    for picture in sorted((docs / "pictures").glob("*.png")):
+    for picture in sorted((docs / "pictures").rglob("*.png")):
         if picture.resolve() not in named:
             found.append(f"no page shows {picture.name}")
         if picture.stat().st_size > PICTURE_BYTES:

@@ -33,7 +33,7 @@ CODE = re.compile(
 COMMENT = re.compile(r"(?:^\s*|  )(#):?(?: |$)(.*)")
 LITERAL_BLOCK = re.compile(r"(?<=::\n)(\s*\n|(?P<indent> +)\S.*\n(?:(?P=indent).*(?:\n|\Z)|\s*\n)*)+")
 ZERO = ("first", "help")
-FIRST = [ROOT / "docs" / name for name in ("getting-started", "compare")]
+FIRST = [ROOT / "docs" / name for name in ("getting-started", "compare", "tutorials")]
 """The folders of pages that a visitor reads first."""
 Node = ast.Expr | ast.Raise | ast.Constant | ast.JoinedStr
 

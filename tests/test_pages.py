@@ -49,7 +49,11 @@ def named(path: Path) -> str:
 
 START = ROOT / "docs" / "start.md"
 
-RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
+TUTORIALS = ROOT / "docs" / "tutorials"
+"""`make notebooks` executes these pages, and tests/test_tutorials.py reads them."""
+RUNNABLE = [
+    page for page in PAGES if page != ARCHITECTURE and page.parent != TUTORIALS and blocks(page.read_text(), "python")
+]
 LONG = (
     START,
     *(ROOT / "docs" / "how-to" / name for name in ("focus.md", "notebook.md")),

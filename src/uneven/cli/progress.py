@@ -27,7 +27,9 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
     # On stderr, because stdout has the results and may be a pipe.
     said = TextColumn("{task.description}", markup=False) if named else MofNCompleteColumn()
     columns = (TextColumn("simulated"), BarColumn(), said, TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
+    # A notebook forces colours, but has no cursor to move.
+    shown = sys.stderr.isatty()
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not shown) as bars:
         task, shown_s = bars.add_task("", total=total), 0.0
 
         def moved(done: float, name: str | None = None) -> None:
