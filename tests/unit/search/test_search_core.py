@@ -249,7 +249,7 @@ def test_another_scheduler_or_seed_is_seen_when_a_search_comes_back() -> None:
         one = search.start()
         assert one is not None
         search.reported(one.number, 1, score)
-    for other, said in ((core(seed=1), "other settings"), (core("fifo"), "says continue")):
+    for other, said in ((core(seed=1), "other settings"), (core("fifo"), "another decision .continue")):
         with pytest.raises(CheckpointError, match=said):
             list(map(other.apply, events))
 

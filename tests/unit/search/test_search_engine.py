@@ -95,7 +95,7 @@ def test_who_crashes_is_tried_again_from_its_last_state_and_who_diverges_is_not(
     assert list(result.frame()["trial"]) == [row.number for row in result.rows]
     result.report(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "diverged: score is no finite number at 2" in page
+    assert "diverged: score is not finite at 2" in page
     assert "Devices over time" in page
     again = run(functions.crashes, tmp_path, trials=4, max_failures=1)  # it is over: nothing is trained
     assert outcome(again) == outcome(result)

@@ -384,7 +384,7 @@ class SearchCore:
             case "report":
                 ruling = self.reported(trial, event["t"], float(event["metric"]))
                 if ruling.move.value != event["move"]:
-                    raise self._differs(f"the scheduler decides {ruling.move.value}", event)
+                    raise self._differs(f"the scheduler takes another decision ({ruling.move.value})", event)
             case "saved":
                 self.saved(trial, event["t"])
             case "end":

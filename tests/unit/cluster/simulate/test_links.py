@@ -306,7 +306,7 @@ def test_a_line_that_is_cut_altogether_carries_nothing_until_it_is_mended() -> N
     assert run.ends_s(0) == run.ends_s(1) == [pytest.approx(4.0)]  # a quarter, two seconds, three quarters
     assert [event.message for event in run.events("cut_link")] == [
         "the line between east and west has nothing left",
-        "the cut of the line between east and west to nothing is over",
+        "the cut of the line between east and west to nothing has ended",
     ]
 
 
