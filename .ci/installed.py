@@ -21,8 +21,8 @@ from uneven.graph.edges import edges_of
 from uneven.graph.pure.cut.expand import expand
 
 OF_EXTRAS = {
-    *("accelerate", "av", "hypothesis", "lightning", "lightning_fabric", "numba", "optuna", "pandas", "pytest", "ray"),
-    *("scipy", "transformers"),
+    *("accelerate", "av", "hypothesis", "lightning", "lightning_fabric", "mlflow", "numba", "opentelemetry", "optuna"),
+    *("pandas", "prometheus_client", "pytest", "ray", "scipy", "tensorboard", "transformers", "wandb"),
 }
 
 SCRIPT = """
