@@ -79,6 +79,13 @@ def test_the_judge_sees_a_wrong_end(changed: dict[str, object], wrong: str) -> N
     assert [one[: len(wrong)] for one in found.wrong] == [wrong] * bool(wrong)
 
 
+def test_a_run_may_end_that_loses_a_worker_before_another_is_let_in() -> None:
+    left = replace(ENDED, said="error: 1 workers are left, and the run needs 2: worker 1 is gone")
+    late = replace(ENDED, worker=2, said="error: worker 2 came too late: the run has ended")
+    found = judge(replace(ELASTIC, least=2), {STORE: replace(ENDED, worker=None), 0: left, 1: DIED, 2: late})
+    assert found.wrong == ()
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong", "lost", "twice"),
     [

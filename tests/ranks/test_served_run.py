@@ -226,10 +226,11 @@ Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
 """
 
 
-def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["ssp:staleness=3", "backup:spares=1"])
+def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path, sync: str) -> None:
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    chosen = ["--nproc", "2", "--servers", "2", "--sync", "ssp:staleness=3", "--balance", "even", "--run-dir", "run"]
+    chosen = ["--nproc", "2", "--servers", "2", "--sync", sync, "--balance", "even", "--run-dir", "run"]
     run = ["-m", "uneven_bench.forked.run", "run"]
     done = run_script([*run, *chosen, "train.py", tmp_path], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@ and a number make a case."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -23,6 +24,7 @@ hour."""
 STALL_S, BLIP_S, CLOCK_S, LOSS = 20.0, 1.0, 3600, 0.05
 ENDS_WITHIN_S = 25.0
 """Seconds beyond the limits of the run: the rest of the training, the roll call, and the ends of hanging processes."""
+_LATER_S = 10.0  # seconds that lost packets cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +51,17 @@ class MachinesCase:
     @property
     def timeout_s(self) -> float:
         """The value of ``--timeout``; longer than ``--silence``."""
-        return 30.0 if self.patient else 12.0 if self._lossy else 6.0
+        return 30.0 if self.patient else 12.0 if self.lossy else 6.0
 
     @property
     def silence_s(self) -> float:
         """The value of ``--silence``."""
         # TCP doubles its wait with each lost packet: after four in a row it has been silent for 3 s.
-        return 30.0 if self.patient else 8.0 if self._lossy else 3.0
+        return 30.0 if self.patient else 8.0 if self.lossy else 3.0
 
     @property
-    def _lossy(self) -> bool:
+    def lossy(self) -> bool:
+        """True if a line loses packets."""
         return any(one.kind == "loss" for one in self.strikes)
 
     @property
@@ -108,8 +111,8 @@ def draw(seed: int, number: int) -> MachinesCase:
     )  # fmt: skip
 
 
-def expected(case: MachinesCase) -> MachinesEnd:
-    """Return the expected end of the run."""
+def expected(case: MachinesCase, late: Collection[int] = ()) -> MachinesEnd:
+    """Return the expected end of the run. ``late``: hosts whose workers were not members yet."""
     kinds = {one.host: one.kind for one in case.strikes}
     ending = ["kill", "die", "cut", "full-save", "hang-save", "hang-journal"]
     ending += [] if case.patient else ["stall"]
@@ -118,12 +121,13 @@ def expected(case: MachinesCase) -> MachinesEnd:
     if case.elastic:
         # A worker that hangs and gives signs of life is waited for, until the time-out ends the run. torch.save stops
         # the whole process, heartbeats included.
-        enough = len(set(case.workers) - set(gone)) >= case.least
+        enough = len(set(case.workers) - {*gone, *late}) >= case.least
         through = STORE not in gone and enough and "hang-journal" not in kinds.values()
     else:
         through = not gone or (case.served and 0 not in gone)
     limits_s = [case.timeout_s, case.silence_s] if gone else [0.0]
     limit_s = max(*limits_s, STALL_S * ("stall" in kinds.values()))
+    limit_s += _LATER_S * case.lossy
     if gone and case.served:
         limit_s += case.timeout_s + 10.0  # for a launcher that does not come, or a worker that may be idle
     # A blocked torch.save wakes threads that wait for Python's lock, and host 0 serves, so these do not look idle.

@@ -21,6 +21,8 @@ from uneven_bench.machines.cases import (
     expected,
 )
 
+_TOO_LATE = "came too late: "
+
 Sample = tuple[int, int]  # epoch, index
 Use = tuple[int, int, int]  # and the worker
 
@@ -62,8 +64,11 @@ def judge(case: MachinesCase, ends: Mapping[int, HostEnd]) -> HostsVerdict:
 
 
 def _end(case: MachinesCase, host: int, ends: Mapping[int, HostEnd]) -> Iterator[str]:
-    want, end = expected(case), ends[host]
+    late = {one for one, end in ends.items() if _TOO_LATE in end.said}  # not let in yet when others were lost
+    want, end = expected(case, late), ends[host]
     kinds = {one.host: one.kind for one in case.strikes}
+    # The last record may be the first that hangs.
+    hung_late = "hang-journal" in kinds.values() and any(one.done for one in ends.values())
     yield from (f"leaves {one}" for one in end.left)
     if end.code is None:
         if host not in want.waits:
@@ -78,13 +83,13 @@ def _end(case: MachinesCase, host: int, ends: Mapping[int, HostEnd]) -> Iterator
             yield f"ends with exit code {end.code}, not 0"
         if host in case.workers and not end.done:
             yield "did not come to the end of the script"
-    # The last record may be the first that hangs, and behind a cut the host with the server continues alone.
-    elif not (end.done and ("hang-journal" in kinds.values() or (case.served and host == STORE * case.elastic))):
+    # Behind a cut the host with the server continues alone.
+    elif not (hung_late or (end.done and case.served and host == STORE * case.elastic)):
         if end.code == 0:
             yield "ends with exit code 0"
         # A host that is cut off cannot see that, and names what it misses. When the links are counted, all may be back.
         missed = [one for one in ends if one != host] if kinds.get(host) in ("cut", "stall") else list(want.lost)
-        excuse = "came too late: every member that could admit it is gone"  # it was no member yet
+        excuse = _TOO_LATE
         if {"cut", "stall"} & {*kinds.values()}:
             excuse += "|connection between some|from shard 0"
         named = any(_names(one, ends[one], end.said) for one in missed) or re.search(excuse, end.said)
@@ -119,6 +124,7 @@ def _samples(case: MachinesCase, ends: Mapping[int, HostEnd]) -> tuple[list[Samp
             forgiven |= set(takewhile(lambda one: one not in users, islice(reversed(end.taken), most)))
     all_samples = {(epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES)}
     missing = sorted(all_samples - users.keys() - forgiven)
-    # A lost worker may have taken two batches from the list and not yet read them.
-    ahead = 0 if case.elastic else len(want.lost) * 2 * BATCH // HOSTS
+    # A lost worker may have taken batches from the list and not read them yet: two, or more if it answers slowly.
+    ahead = SAMPLES // HOSTS if case.lossy else 2 * BATCH // HOSTS
+    ahead *= 0 if case.elastic else len(want.lost)
     return missing[ahead:], [sample for sample, count in users.items() if count > 1] + again

@@ -114,7 +114,7 @@ class _Game:
         self._struck_s = time.monotonic()
         until_s = self._struck_s + _STARTS_WITHIN_S
         coming, happened = list(self.case.strikes), []
-        while coming and time.monotonic() < until_s and any(self._runs(host) for host in self._hosts):
+        while any(self._runs(one.host % HOSTS) for one in coming) and time.monotonic() < until_s:
             for one in list(coming):
                 if len(list(self._taken(one.host % HOSTS))) >= one.step:
                     (self._notes / f"strikes-{one.host % HOSTS}").touch()

@@ -195,16 +195,18 @@ class Connection:
     def left_by(self, leave: Callable[[bool], None]) -> None:
         """Register a callback for when this worker leaves; it runs before those registered earlier.
 
-        The earlier callbacks run even if this one raises an error.
+        If this one raises an error, the earlier callbacks run as after a failure: they wait for no other worker.
         """
         then = self.leaving
 
         def leaving(failed: bool) -> None:
+            left = False
             try:
                 leave(failed)
+                left = True
             finally:
                 if then is not None:
-                    then(failed)
+                    then(failed or not left)
 
         self.leaving = leaving
 
