@@ -54,7 +54,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = session.setup(model, optimizer)  # uneven
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-    loader = session.loader(train, batch_size=128)  # uneven: the batch of all workers together
+    loader = session.loader(train, global_batch_size=128)  # uneven: the batch of all workers together
 
     for epoch in range(epochs):
         for x, y in loader:

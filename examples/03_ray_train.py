@@ -54,7 +54,7 @@ def train_worker(config):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = session.setup(model, optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-    loader = session.loader(train, batch_size=128)
+    loader = session.loader(train, global_batch_size=128)
 
     for epoch in range(epochs):
         for x, y in loader:

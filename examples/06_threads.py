@@ -54,7 +54,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer = session.setup(model, optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs)
-    session.loader(train, batch_size=64 * session.world_size)
+    session.loader(train, global_batch_size=64 * session.world_size)
     steps = [0] * session.config.threads
 
     def loop(model, optimizer, batches):
@@ -69,7 +69,7 @@ def main():
     for _ in range(options.epochs):
         session.train(loop)
         scheduler.step()
-    with session.evaluated():
+    with session.evaluation_model():
         if session.rank == 0:
             print(f"steps of each thread: {', '.join(map(str, steps))}")
             print(f"test accuracy {accuracy(model, test):.3f}")

@@ -37,7 +37,7 @@ class Net(nn.Module):
         self.first = graph.SAGEConv(features, hidden)
         self.second = graph.SAGEConv(hidden, classes)
 
-    def forward(self, g, x):
+    def forward(self, x, g):
         h = g.dropout(F.relu(self.first(x, g)), 0.5, self.training)
         return self.second(h, g)
 
@@ -53,7 +53,7 @@ def main():
         write(folder)
 
     g = graph.load(folder)
-    session = uneven.Session(parts=[g])
+    session = uneven.Session(callbacks=[g])
     x, y, learn, test = g.x, g.y, g.tensor("train_mask"), g.tensor("test_mask")
     torch.manual_seed(0)
     model = Net(x.shape[1], 32, options.classes)
@@ -63,14 +63,14 @@ def main():
     for _ in range(options.epochs):
         model.train()
         with session.step(samples=g.samples):
-            loss = g.loss(F.cross_entropy, model(g, x), y, learn)
+            loss = g.loss(F.cross_entropy, model(x, g), y, learn)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         session.log(loss=loss.item())
     model.eval()
     with torch.no_grad():
-        accuracy = g.accuracy(model(g, x), y, test)
+        accuracy = g.accuracy(model(x, g), y, test)
     if session.rank == 0:
         print(f"test accuracy {accuracy:.3f}, {g.sent_bytes / options.epochs / 1e3:.1f} kB sent in an epoch")
 

@@ -84,7 +84,7 @@ class DeepFM(nn.Module):
 
 
 def tables_of(rows, dim, name="field"):
-    return [Table(f"{name}{place}", int(many), dim) for place, many in enumerate(rows)]
+    return [Table(int(many), dim, f"{name}{place}") for place, many in enumerate(rows)]
 
 
 def area_under_curve(late, scores):
@@ -114,14 +114,14 @@ def main():
     session = uneven.Session(balance="even")
     model, optimizer = session.setup(model, optimizer)
     train = TensorDataset(ids[held:], numbers[held:], late[held:])
-    loader = session.loader(train, batch_size=options.batch * session.world.size)
+    loader = session.loader(train, global_batch_size=options.batch * session.world.size)
     for batch_ids, batch_numbers, target in loader:
         loss = F.binary_cross_entropy_with_logits(model(batch_ids, batch_numbers), target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    with session.evaluated(), torch.no_grad():
+    with session.evaluation_model(), torch.no_grad():
         parts = zip(ids[:held].split(4096), numbers[:held].split(4096), strict=True)
         scores = torch.cat([model(*part) for part in parts])
     if session.rank == 0:

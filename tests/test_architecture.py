@@ -241,7 +241,7 @@ OTHER_WORDS = {
 """Names that are words of something else too, where nothing follows them."""
 
 WAYS_OUT = {
-    "uneven.run.loops.visits": "its part is made for policies that visits tune, and it names one",
+    "uneven.run.loops.site_evaluation": "its part is made for policies that visits tune, and it names one",
     "uneven.run.replicas.server.outer_round": "of a model with running statistics, what trains it without outer steps",
     "uneven.run.step.refusals": "what an elastic run carries, and under what parts can exchange",
     "uneven.sync": "the public place of all policies",

@@ -91,7 +91,7 @@ def test_shadow_puts_every_exchange_into_the_background(page: SimpleNamespace) -
         assert {one.moment for one in plan.exchanges} == {Moment.BACKGROUND}
         assert [one.payload for one in plan.exchanges] == [one.payload for one in inner.plan(seen).exchanges]
         assert not plan.waits
-        assert page.Shadow(inner).evaluated is inner.evaluated
+        assert page.Shadow(inner).evaluation_model is inner.evaluation_model
     with pytest.raises(ConfigError, match="gradient does not fit the moment 'background'"):
         page.Shadow(BSP()).plan(view())
 

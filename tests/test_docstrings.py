@@ -46,7 +46,7 @@ def test_an_override_inherits_its_docstring() -> None:
     ("text", "seen"),
     [
         ("See :meth:`Base.go`.", True),
-        ("See :class:`~uneven.Part`", True),
+        ("See :class:`~uneven.Callback`", True),
         ("Go.", True),
         ("Go, and stop.", False),
         ("See :meth:`Base.go`; never waits.", False),

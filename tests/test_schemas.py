@@ -27,7 +27,7 @@ GOOD = {
         [run]
         balance = "static:shares=3/2/1/1"
         seed = 1
-        budget = 0.01
+        overhead_budget = 0.01
         timeout_s = 60
         nonfinite = "raise"
         threads = 2
@@ -60,7 +60,7 @@ GOOD = {
         points_to_evaluate = [{ lr = 0.01 }]
         time_budget_s = 60
         [space]
-        lr = { log = [1e-4, 1e-1] }
+        lr = { loguniform = [1e-4, 1e-1] }
         width = { choice = [32, 64] }
         batch = 64
     """,

@@ -17,7 +17,7 @@ class Net(nn.Module):
 
 
 def script(data: torch.utils.data.Dataset[Tensor]) -> None:
-    session = uneven.Session(sync=uneven.sync.Shadow(uneven.sync.MA()), parts=[uneven.KFAC(inv_update_steps=10)])
+    session = uneven.Session(sync=uneven.sync.Shadow(uneven.sync.MA()), callbacks=[uneven.KFAC(inv_update_steps=10)])
     net = Net()
     sgd = torch.optim.SGD(net.parameters())
     rate = torch.optim.lr_scheduler.StepLR(sgd, 1)

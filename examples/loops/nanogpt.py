@@ -41,7 +41,7 @@ session = uneven.Session()
 model, optimizer = session.setup(model, optimizer)
 
 for _ in range(STEPS):
-    with session.step(batch_size=BATCH):
+    with session.step(global_batch_size=BATCH):
         x, y = (one.split(session.shares)[session.rank] for one in get_batch())
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()

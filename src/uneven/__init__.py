@@ -4,7 +4,7 @@
 
     session = uneven.Session()
     model, optimizer = session.setup(model, optimizer)
-    loader = session.loader(dataset, batch_size=512)  # the global batch; this worker's part follows its speed
+    loader = session.loader(dataset, global_batch_size=512)  # the global batch; this worker's part follows its speed
 
 The package exports the session, errors and warnings, and the base classes, views, actions and registries for plug-ins.
 Balancers are in ``uneven.balance``, synchronization policies in ``uneven.sync``. Choose them as objects,
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
     from uneven.policy.merge import Add, Combined, Elastic, Mean, Merge, merges
     from uneven.policy.predict import Predictor, predictors
-    from uneven.policy.sync import Evaluated, Facts, SyncPolicy, WrappingPolicy, policies
+    from uneven.policy.sync import EvaluationModel, Facts, SyncPolicy, WrappingPolicy, policies
     from uneven.precondition.kfac.kfac import KFAC
     from uneven.precondition.soap.soap import SOAP
     from uneven.run.lines import ThreadLines
-    from uneven.run.loops.visits import Visits
+    from uneven.run.loops.site_evaluation import SiteEvaluation
     from uneven.run.session import Session
-    from uneven.run.step.part import Part, Run, Step
+    from uneven.run.step.callback import Callback, CallbackContext, Step
 
 __version__ = VERSION
 
@@ -58,12 +58,14 @@ __all__ = [
     "Add",
     "BalanceView",
     "Balancer",
+    "Callback",
+    "CallbackContext",
     "CheckpointError",
     "Combined",
     "ConfigError",
     "DataError",
     "Elastic",
-    "Evaluated",
+    "EvaluationModel",
     "Exchange",
     "Facts",
     "Limits",
@@ -73,14 +75,13 @@ __all__ = [
     "NonFiniteError",
     "Observation",
     "Pace",
-    "Part",
     "Payload",
     "PeerError",
     "Predictor",
     "Quorum",
-    "Run",
     "Session",
     "Significant",
+    "SiteEvaluation",
     "Split",
     "Step",
     "StepPlan",
@@ -92,7 +93,6 @@ __all__ = [
     "UnevenError",
     "UnevenWarning",
     "Via",
-    "Visits",
     "Wait",
     "WrappingBalancer",
     "WrappingPolicy",
@@ -122,13 +122,13 @@ _HOMES = {
     "uneven.policy.core.views": ("BalanceView", "Limits", "Observation", "SyncView"),
     "uneven.policy.merge": ("Add", "Combined", "Elastic", "Mean", "Merge", "merges"),
     "uneven.policy.predict": ("Predictor", "predictors"),
-    "uneven.policy.sync": ("Evaluated", "Facts", "SyncPolicy", "WrappingPolicy", "policies"),
+    "uneven.policy.sync": ("EvaluationModel", "Facts", "SyncPolicy", "WrappingPolicy", "policies"),
     "uneven.precondition.kfac.kfac": ("KFAC",),
     "uneven.precondition.soap.soap": ("SOAP",),
     "uneven.run.lines": ("ThreadLines",),
-    "uneven.run.loops.visits": ("Visits",),
+    "uneven.run.loops.site_evaluation": ("SiteEvaluation",),
     "uneven.run.session": ("Session",),
-    "uneven.run.step.part": ("Part", "Run", "Step"),
+    "uneven.run.step.callback": ("Callback", "CallbackContext", "Step"),
 }
 
 registry.find_outside = plugins.find

@@ -11,7 +11,7 @@ from uneven.search.pure.schedulers import (
     schedulers,
 )  # fmt: skip
 from uneven.search.pure.searchers import ConcurrencyLimit, GridSearch, RandomSearch, Searcher, searchers
-from uneven.search.pure.space import Space, choice, grid, integer, log, uniform
+from uneven.search.pure.space import Space, choice, grid, integer, loguniform, uniform
 from uneven.search.with_optuna import OptunaPruner, OptunaSearch
 from uneven.testing.search import SchedulerContract, SearcherContract
 
@@ -76,7 +76,7 @@ class TestGridSearch(SearcherContract):
 
 
 class TestConcurrencyLimit(SearcherContract):
-    space = Space({"a": log(0.1, 1), "n": integer(2, 64, log=True)})
+    space = Space({"a": loguniform(0.1, 1), "n": integer(2, 64, log=True)})
 
     def make(self) -> Searcher:
         return ConcurrencyLimit("random", max_concurrent=2)

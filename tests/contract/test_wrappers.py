@@ -12,7 +12,7 @@ from uneven.policy.balance import Balancer, Hysteresis, PresumeEqual, Static, Wr
 from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split, StepPlan
 from uneven.policy.core.views import BalanceView, Limits, SyncView
-from uneven.policy.sync import MA, Evaluated, Facts, LocalSGD, Shadow, Shuffle, SyncPolicy, WrappingPolicy
+from uneven.policy.sync import MA, EvaluationModel, Facts, LocalSGD, Shadow, Shuffle, SyncPolicy, WrappingPolicy
 from uneven.testing.contracts import BalancerContract, SyncPolicyContract
 
 
@@ -136,7 +136,7 @@ def test_a_wrapped_policy_is_seen_through_the_wrapper() -> None:
     inner = MA(every=3)
     outer = WrappingPolicy(inner)
     view = SyncView(rank=0, clock=2, members=(0, 1))
-    assert (outer.evaluated, outer.facts, outer.constant) == (Evaluated.MEAN, inner.facts, inner.constant)
+    assert (outer.evaluation_model, outer.facts, outer.constant) == (EvaluationModel.MEAN, inner.facts, inner.constant)
     assert outer.plan(view) == inner.plan(view) != StepPlan()
     assert WrappingPolicy(MA(every=1)).constant
 

@@ -25,7 +25,7 @@ from uneven.policy.core.records import StepRecord
 from uneven.run.measure.machine_load import nvml_uuid
 from uneven.run.measure.meter import CudaClock
 from uneven.runtime.states import random_state, set_random_state
-from uneven.testing.parts import alone as by_itself
+from uneven.testing.callbacks import alone as by_itself
 
 GPU = torch.device("cuda", 0)
 
@@ -54,7 +54,7 @@ def test_a_session_trains_as_the_plain_loop(make: Make) -> None:
     with uneven.Session() as session:
         assert session.device == GPU
         trained, optimizer = session.setup(model, make(model))
-        loader = session.loader(dataset(), batch_size=X, num_workers=2, pin_memory=True)
+        loader = session.loader(dataset(), global_batch_size=X, num_workers=2, pin_memory=True)
         for _ in range(3):
             for x, y in loader:
                 assert x.is_pinned()
@@ -68,10 +68,10 @@ def test_a_session_trains_as_the_plain_loop(make: Make) -> None:
 def test_the_journal_has_the_devices_seconds(tmp_path: Path) -> None:
     """The host has issued a step long before the device has done it."""
     cycles_of_a_ms = 1_500_000
-    with uneven.Session(journal=tmp_path / "run") as session:
+    with uneven.Session(run_dir=tmp_path / "run") as session:
         model = mlp(GPU)
         trained, optimizer = session.setup(model, momentum(model))
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         for _ in range(3):
             for x, y in loader:
                 torch.cuda._sleep(20 * cycles_of_a_ms)
@@ -103,7 +103,7 @@ def test_half_precision_with_a_scaler() -> None:
     with uneven.Session() as session:
         model = mlp(GPU, torch.float32)
         trained, optimizer = session.setup(model, momentum(model))
-        loop(trained, optimizer, session.loader(dataset(torch.float32), batch_size=X))
+        loop(trained, optimizer, session.loader(dataset(torch.float32), global_batch_size=X))
     assert_same(model, plain, 1e-6)
 
 
@@ -126,13 +126,13 @@ def test_a_resumed_session_goes_on_as_if_nothing_had_been() -> None:
     first, second = mlp(GPU), mlp(GPU)
     with uneven.Session() as session:
         session.setup(first, optimizer := momentum(first))
-        loader = iter(session.loader(dataset(), batch_size=X))
+        loader = iter(session.loader(dataset(), global_batch_size=X))
         steps(loader, first, optimizer)
         state = copy.deepcopy((first.state_dict(), optimizer.state_dict(), session.state_dict()))
         steps(loader, first, optimizer)
     with uneven.Session() as session:
         session.setup(second, optimizer := momentum(second))
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         for one, held in zip((second, optimizer, session), state, strict=True):
             one.load_state_dict(held)
         steps(loader, second, optimizer)
@@ -155,7 +155,7 @@ def test_what_the_device_does_not_hold_is_done_in_passes() -> None:
     sixteenth = torch.cuda.get_device_properties(GPU).total_memory // 16 // 4
     with uneven.Session() as session:
         trained, optimizer = session.setup(model, momentum(model))
-        loader = session.loader(dataset(), batch_size=X, microbatch="auto")
+        loader = session.loader(dataset(), global_batch_size=X, microbatch="auto")
 
         def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
             x, y = (one.to(GPU) for one in batch)
@@ -167,7 +167,7 @@ def test_what_the_device_does_not_hold_is_done_in_passes() -> None:
         passes = []
         for batch in loader:
             passes.append(0)
-            for piece in session.passes(batch):
+            for piece in session.microbatches(batch):
                 step(piece)
                 passes[-1] += 1
             optimizer.step()
@@ -206,21 +206,21 @@ def test_tables_whose_ids_lie_on_the_device() -> None:
     trained = {}
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        tables = EmbeddingBagCollection([Table("one", 5, 4), Table("two", 5, 4)], optimizer=SGD(lr=0.5))
+        tables = EmbeddingBagCollection([Table(5, 4, "one"), Table(5, 4, "two")], optimizer=SGD(lr=0.5))
         head = nn.Linear(8, 1)
         head.to(device)
         for _ in range(3):
             pooled = tables(ids.to(device)).values()
             assert pooled.device.type == device
             head(pooled).square().mean().backward()
-        trained[device] = tables.export()
+        trained[device] = tables.to_state_dict()
         tables.close()
     for name, rows in trained["cpu"].items():
         torch.testing.assert_close(trained["cuda"][name], rows, rtol=1e-5, atol=1e-6)
 
 
 def test_ids_on_the_device_in_other_forms() -> None:
-    tables = EmbeddingBagCollection([Table("one", 5, 4, ["a", "b"])], optimizer=SGD(lr=0.5))
+    tables = EmbeddingBagCollection([Table(5, 4, "one", ["a", "b"])], optimizer=SGD(lr=0.5))
     values, offsets, weights = torch.tensor([1, 2, 3]), torch.tensor([0, 2]), torch.tensor([1.0, 2.0, 3.0])
     forms = {"a": (values, offsets, weights), "b": values[:2]}
     on_device = {"a": tuple(one.cuda() for one in forms["a"]), "b": forms["b"].cuda()}

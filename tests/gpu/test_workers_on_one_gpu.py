@@ -33,7 +33,7 @@ import uneven
 from uneven.errors import ConfigError
 from uneven.journal import read
 from uneven.policy.core.records import StepRecord
-from uneven.testing.parts import alone as by_itself
+from uneven.testing.callbacks import alone as by_itself
 from uneven.testing.ranks import RankContext, ranks
 
 pytestmark = pytest.mark.timeout(180)
@@ -121,10 +121,10 @@ def slow_of(rank: int) -> float:
 @ranks(2, join=False)
 def test_shares_follow_the_devices_time(me: RankContext, balance: str, tmp_path: str) -> None:
     data = TensorDataset(torch.randn(4800, FEATURES), torch.randint(0, CLASSES, (4800,)))
-    with uneven.Session(balance=balance, journal=tmp_path) as session:
+    with uneven.Session(balance=balance, run_dir=tmp_path) as session:
         model = mlp("cuda", torch.float32)
         trained, optimizer = session.setup(model, momentum(model))
-        for x, y in session.loader(data, batch_size=48):
+        for x, y in session.loader(data, global_batch_size=48):
             time.sleep(slow_of(me.rank) * len(x))
             F.cross_entropy(trained(x.cuda()), y.cuda()).backward()
             optimizer.step()
@@ -141,11 +141,11 @@ def test_means_counts_passes_and_evaluation(me: RankContext) -> None:
     data = dataset()
     with uneven.Session(balance=Moving()) as session:
         session.setup(model, optimizer := momentum(model))
-        loader = session.loader(data, batch_size=X, microbatch=5)
+        loader = session.loader(data, global_batch_size=X, microbatch=5)
         for batch in loader:
             x, y = (one.cuda() for one in batch)
-            with session.weighted((y != 0).sum()):
-                for one, of in session.passes((x, y)):
+            with session.loss_mean((y != 0).sum()):
+                for one, of in session.microbatches((x, y)):
                     loss = F.cross_entropy(model(one), of, ignore_index=0, reduction="sum")
                     (loss / (y != 0).sum().clamp(min=1)).backward()
             mean = session.mean(y.double().mean(), weight=len(y))
@@ -177,7 +177,7 @@ def test_preconditioners_on_unequal_shares(me: RankContext) -> None:
         part = uneven.KFAC(
             damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share
         )
-        together(model, momentum, 2, balance="static:shares=3/1", parts=[part])
+        together(model, momentum, 2, balance="static:shares=3/1", callbacks=[part])
         plain = mlp("cuda")
         worker = by_itself(
             plain, momentum(plain), uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4)
@@ -195,9 +195,9 @@ def test_what_no_device_carries_is_refused_by_name(me: RankContext) -> None:
     model = mlp("cuda")
     with uneven.Session() as session:
         session.setup(model, momentum(model))
-        loader = session.loader(dataset(), batch_size=X, together=True)
+        loader = session.loader(dataset(), global_batch_size=X, together=True)
         with pytest.raises(ConfigError, match=r"together=True\) on cuda:0"):
-            next(iter(session.passes(next(iter(loader)))))
+            next(iter(session.microbatches(next(iter(loader)))))
 
 
 def skip_if_told(results: list[str]) -> None:

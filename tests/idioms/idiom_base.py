@@ -40,7 +40,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class Agrees:
-    """Other weights than one process has, but inside ``session.evaluated()`` all ranks hold the same ones."""
+    """Other weights than one process has, but inside ``session.evaluation_model()`` all ranks hold the same ones."""
 
     why: str
 
@@ -233,13 +233,13 @@ class Plain:
     ) -> PlainLoader:  # fmt: skip
         return PlainLoader(dataset, batch_size, shuffle, drop_last, dataloader)
 
-    def weighted(self, count: float) -> AbstractContextManager[None]:
+    def loss_mean(self, count: float) -> AbstractContextManager[None]:
         return nullcontext()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def evaluation_model(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def log(self, **scalars: float) -> None:

@@ -134,11 +134,11 @@ def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[s
     meeting.begin()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
     with said, prepared(idiom) as warned:
-        settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
+        settings = {"sync": POLICIES[policy], "balance": balance(shares), "overhead_budget": 0.9, "timeout_s": WAIT_S}
         session = Watched(**{**settings, **idiom.options})
         trained = idiom.body(session)
         session = session.successor or session
-        with session.evaluated():
+        with session.evaluation_model():
             found["values"] = flat(trained)
             found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
         found["taken"] = session.taken()

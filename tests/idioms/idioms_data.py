@@ -98,14 +98,14 @@ def left_out(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a `collate_fn` that drops samples, with `session.weighted(number that remains)`", DATA,
+@idiom("a `collate_fn` that drops samples, with `session.loss_mean(number that remains)`", DATA,
        like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("averages parameters")))  # fmt: skip
 def left_out_and_weighted(session: Any) -> nn.Module:
     model, optimizer = session.setup(model := mlp(), sgd(model))
     batches = session.loader(samples(), X, collate_fn=without_rare)
     for _ in range(EPOCHS):
         for x, y, left in batches:
-            with session.weighted(left):
+            with session.loss_mean(left):
                 loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
@@ -254,7 +254,7 @@ def tiny_batch(session: Any) -> nn.Module:
 
 @idiom("a loss weighted by class, or that leaves out padding (`weight=`, `ignore_index=`)", DATA,
        by=apart("replicas take steps of their own"),
-       expect=Differs("a mean over something else than samples", warns="weighted(weight[y].sum())"))  # fmt: skip
+       expect=Differs("a mean over something else than samples", warns="loss_mean(weight[y].sum())"))  # fmt: skip
 def weighted_classes(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     weight = torch.tensor([0.2, 1.0, 3.0])
@@ -335,7 +335,7 @@ def checkpoint(session: Any, model: nn.Module, optimizer: Any) -> Any:
 
 
 @idiom("saved after a step mid-epoch, then resumed", RESUMED, like="plain_loop", whole=False,
-       by=at_own_pace(Unfit("save inside session.evaluated(), at the end of an epoch")))  # fmt: skip
+       by=at_own_pace(Unfit("save inside session.evaluation_model(), at the end of an epoch")))  # fmt: skip
 def resumed(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for number, (x, y) in enumerate(loader):
@@ -360,7 +360,7 @@ def resumed_and_looked_at(session: Any) -> nn.Module:
 
 @idiom("saved every N steps, the last time right after an epoch's last step, then resumed", RESUMED,
        like="plain_loop", whole=False,
-       by=at_own_pace(Unfit("save inside session.evaluated(), at the end of an epoch")))  # fmt: skip
+       by=at_own_pace(Unfit("save inside session.evaluation_model(), at the end of an epoch")))  # fmt: skip
 def resumed_at_the_end(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for number, (x, y) in enumerate(loader, 1):
@@ -371,7 +371,7 @@ def resumed_at_the_end(session: Any) -> nn.Module:
 
 
 @idiom("saved after a batch was fetched but before training on it (nanoGPT), then resumed", RESUMED, like="plain_loop",
-       whole=False, by={**fetching_ahead(), "shadow:ma": Unfit("save inside session.evaluated()")})  # fmt: skip
+       whole=False, by={**fetching_ahead(), "shadow:ma": Unfit("save inside session.evaluation_model()")})  # fmt: skip
 def resumed_in_hand(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     batches = iter(loader)
@@ -387,12 +387,12 @@ def resumed_in_hand(session: Any) -> nn.Module:
     return gone_on(session, saved)
 
 
-@idiom("saved inside `session.evaluated()` at the end of an epoch, then resumed", RESUMED, like="plain_loop")
+@idiom("saved inside `session.evaluation_model()` at the end of an epoch, then resumed", RESUMED, like="plain_loop")
 def resumed_between_epochs(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for x, y in loader:
         step(model, optimizer, x, y)
-    with session.evaluated():
+    with session.evaluation_model():
         saved = checkpoint(session, model, optimizer)
     return gone_on(session, saved)
 

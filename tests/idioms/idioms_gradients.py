@@ -307,7 +307,7 @@ def clamped_by_hooks(session: Any) -> nn.Module:
 
 
 @idiom("each worker's part cut by `x.split(n)`, a backward pass for each piece", GRADIENTS,
-       expect=Refused("session.passes"), by=apart("replicas take steps of their own"))  # fmt: skip
+       expect=Refused("session.microbatches"), by=apart("replicas take steps of their own"))  # fmt: skip
 def split_in_pieces(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for x, y in loader:

@@ -330,7 +330,7 @@ def evaluated_after(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
-        with session.evaluated(), torch.inference_mode():
+        with session.evaluation_model(), torch.inference_mode():
             loss = F.cross_entropy(model(x_all), y_all).item()
         if loss > best:
             break
@@ -344,9 +344,9 @@ def best_weights(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
-        with session.evaluated():
+        with session.evaluation_model():
             best = copy.deepcopy(model.state_dict())
-    with session.evaluated():
+    with session.evaluation_model():
         model.load_state_dict(best)
     return model
 
@@ -358,7 +358,7 @@ class Trainer:
         self.model = mlp()
         self.optimizer = sgd(self.model)
         self.model, self.optimizer = session.setup(self.model, self.optimizer)
-        self.loader = session.loader(samples(), batch_size=X)
+        self.loader = session.loader(samples(), global_batch_size=X)
         self.criterion = nn.CrossEntropyLoss()
 
     def train_one_epoch(self) -> None:

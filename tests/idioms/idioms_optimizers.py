@@ -208,7 +208,7 @@ def plateau(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
-        with session.evaluated(), torch.no_grad():
+        with session.evaluation_model(), torch.no_grad():
             plan.step(F.cross_entropy(model(held_out), labels))
     return model
 

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
-from uneven.policy.sync import Evaluated, SyncPolicy
+from uneven.policy.sync import EvaluationModel, SyncPolicy
 
 WRAPPED = "Wrapped models"
 SESSIONS = "Sessions and ranks"
@@ -236,7 +236,7 @@ def one_nan(session: Any) -> nn.Module:
 class LocalSGD(SyncPolicy):
     """As the architecture page prints it."""
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(self, every: int) -> None:
         self.every = every

@@ -34,7 +34,7 @@ for epoch in range(EPOCHS):
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)
-    with session.evaluated():
+    with session.evaluation_model():
         pass
 session.close()
 assert session.world.run_directory is not None

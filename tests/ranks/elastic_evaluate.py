@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     session = uneven.Session()
     session.barrier()
     session.setup(net, optimizer)
-    loader = session.loader(DATA, batch_size=X)
+    loader = session.loader(DATA, global_batch_size=X)
     for number, (x, y, _) in enumerate(loader):
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
@@ -59,8 +59,8 @@ def main(folder: Path) -> None:
 
     if session.worker == 1:
         inside(session).rounds(lambda number: os.kill(os.getpid(), signal.SIGKILL))
-    found = session.evaluate(dying, DATA, batch_size=24)
-    again = session.evaluate(lambda batch: counts(net, batch), DATA, batch_size=24)
+    found = session.evaluate(dying, DATA, global_batch_size=24)
+    again = session.evaluate(lambda batch: counts(net, batch), DATA, global_batch_size=24)
     session.barrier()  # of the workers that are left
     session.save(again, folder / "again.pt")
     whole = counts(net.eval(), DATA.tensors)

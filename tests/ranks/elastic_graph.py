@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.first, self.second = graph.SAGEConv(WIDTH, 6), graph.GCNConv(6, CLASSES)
         self.norm = nn.BatchNorm1d(6)
 
-    def forward(self, g: graph.PartedGraph, x: torch.Tensor, dies: bool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, g: graph.PartedGraph, dies: bool) -> torch.Tensor:
         """Rows of this worker."""
         h = self.first(x, g)
         if dies:
@@ -42,7 +42,7 @@ def learn(
     g: graph.PartedGraph, net: nn.Module, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, dies: bool
 ) -> None:
     """The gradient of a step."""
-    g.loss(F.cross_entropy, net(g, x, dies), y, mask).backward()
+    g.loss(F.cross_entropy, net(x, g, dies), y, mask).backward()
 
 
 def model() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -55,7 +55,7 @@ def model() -> tuple[nn.Module, torch.optim.Optimizer]:
 def main(folder: Path, steps: int, faults: list[str]) -> None:
     torch.set_num_threads(1)
     g = graph.load(folder / "parts")
-    session = uneven.Session(parts=[g])
+    session = uneven.Session(callbacks=[g])
     net, optimizer = session.setup(*model())
     elastic = inside(session).elastic
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)

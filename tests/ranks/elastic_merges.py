@@ -61,7 +61,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     session = uneven.Session(balance=Moving(), sync=sync)
     session.setup(net, optimizer)
-    loader = session.loader(dataset(), batch_size=X)
+    loader = session.loader(dataset(), global_batch_size=X)
     own = inside(session)
     elastic = own.elastic
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
@@ -78,7 +78,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with session.evaluated():
+    with session.evaluation_model():
         torch.save(net.state_dict(), folder / f"{session.worker}.pt")
     session.close()
 

@@ -46,7 +46,7 @@ class Branches(nn.Module):
         return out + rare.unsqueeze(1) * self.second(x) if rare.any() else out
 
 
-class Scaling(uneven.Part):
+class Scaling(uneven.Callback):
     """Divides each gradient by the size of the inputs, over all samples of the step and averaged over steps."""
 
     def __init__(self, way: str, faults: list[str]) -> None:
@@ -55,7 +55,7 @@ class Scaling(uneven.Part):
         self.inputs, self.ids = torch.zeros(0, 8), []
         self.told: list[tuple[int, ...]] = []
 
-    def attach(self, run: uneven.Run) -> None:
+    def attach(self, run: uneven.CallbackContext) -> None:
         self.line, self.layer = run.lines.open("scaling"), run.model[0]
 
     def members_changed(self, members: tuple[int, ...]) -> None:
@@ -102,7 +102,7 @@ class Faulty:
         super().__init__(**how)
         self.told = []
 
-    def attach(self, run: uneven.Run) -> None:
+    def attach(self, run: uneven.CallbackContext) -> None:
         super().attach(run)
         self.line = run.lines.opened[0]
 
@@ -131,7 +131,7 @@ class FaultySOAP(Faulty, uneven.SOAP):
     """SOAP."""
 
 
-def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -> uneven.Part | None:
+def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -> uneven.Callback | None:
     """The one of this way; by these classes. Owners by size alone, so that each of four has a square to begin with."""
     owners = {"assignment_strategy": "compute", "colocate_factors": False}
     if way == "soap":
@@ -144,7 +144,7 @@ def stepping(way: str, net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=LR, momentum=0.0 if way == "soap" else MOMENTUM)
 
 
-def parts_of(way: str, faults: list[str]) -> list[uneven.Part]:
+def parts_of(way: str, faults: list[str]) -> list[uneven.Callback]:
     if way in ("part", "pieces"):
         return [Scaling(way, faults)]
     part = preconditioner(way, FaultySOAP, FaultyKFAC)
@@ -189,7 +189,7 @@ def loss_of(way: str, session: uneven.Session, net: nn.Module, x: Tensor, y: Ten
     if way != "weighted":
         return F.cross_entropy(output(way, net, x, ids), y)
     count = weights(ids)
-    with session.weighted(count.sum()):
+    with session.loss_mean(count.sum()):
         out = net(x)
         if inside(session).part.iteration == MEANT:  # its exchange has to wait for that of the counts
             assert session.mean(1.0) == 1.0
@@ -198,10 +198,10 @@ def loss_of(way: str, session: uneven.Session, net: nn.Module, x: Tensor, y: Ten
 
 def drawn(session: uneven.Session, way: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batches of a script without a loader."""
-    how = {"batch_size": X} if way == "steps" else {"samples": OWN + session.worker}
+    how = {"global_batch_size": X} if way == "steps" else {"samples": OWN + session.worker}
     for _ in range(session.steps_taken(**how), STEPS):
         if way == "steps":
-            said = session.share(X)
+            said = session.local_batch_size(X)
         with session.step(**how) as n:
             assert way == "own" or n == said
             part = inside(session).part
@@ -235,10 +235,10 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
     optimizer = stepping(way, net)
     parts = parts_of(way, faults)
-    session = uneven.Session(balance="lbb" if way == "profiled" else Moving(), parts=parts)
+    session = uneven.Session(balance="lbb" if way == "profiled" else Moving(), callbacks=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")
     alone = way in ("steps", "own")
-    loader = None if alone else session.loader(dataset(), batch_size=X)
+    loader = None if alone else session.loader(dataset(), global_batch_size=X)
     if way == "profiled":
         session.profile(lambda batch: F.cross_entropy(net(batch[0]), batch[1]).backward(), within_s=2.0)
     own = inside(session)

@@ -87,7 +87,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     session = uneven.Session(balance="even", sync=sync)
     session.setup(net, optimizer)
-    loader = session.loader(dataset(), batch_size=X)
+    loader = session.loader(dataset(), global_batch_size=X)
     own = inside(session)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     instrument(own, log, folder, faults)
@@ -99,7 +99,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with session.evaluated():
+    with session.evaluation_model():
         torch.save(net.state_dict(), folder / f"{session.worker}.pt")
     session.close()
 

@@ -57,7 +57,7 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
         net.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         session.load_state_dict(saved["session"])
-    loader = session.loader(dataset(), batch_size=X, num_workers=readers)
+    loader = session.loader(dataset(), global_batch_size=X, num_workers=readers)
     worker = session.worker
     log = (folder / f"{worker}.jsonl").open("a", buffering=1)
     until = {int(one.removeprefix("until@")) for one in faults if one.startswith("until@")}

@@ -36,7 +36,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     session = elastic_merges.session = uneven.Session(balance="even", sync=sync, threads=THREADS)
     session.setup(net, optimizer)
-    loader = session.loader(dataset(), batch_size=X)
+    loader = session.loader(dataset(), global_batch_size=X)
     own, writing = inside(session), threading.Lock()
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     elastic_merges.instrument(own, log, folder, faults)
@@ -55,7 +55,7 @@ def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
 
     for _ in range(first, epochs):
         session.train(loop)
-    with session.evaluated():
+    with session.evaluation_model():
         torch.save(net.state_dict(), folder / f"{session.worker}.pt")
     session.close()
 

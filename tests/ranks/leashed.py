@@ -9,7 +9,7 @@ from torch import Tensor
 
 from uneven import (
     ConfigError,
-    Evaluated,
+    EvaluationModel,
     Exchange,
     Facts,
     Merge,
@@ -48,7 +48,7 @@ class Leash(Merge):
 class Leashed(SyncPolicy):
     """Own steps, and every few of them a merge by :class:`Leash`."""
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(self, *, every: int = 4, limit: float = 0.1) -> None:
         if every < 1 or limit <= 0:

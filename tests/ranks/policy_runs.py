@@ -86,7 +86,7 @@ class Run:
 
     def shown(self) -> torch.Tensor:
         """The parameters of the model to evaluate."""
-        with self.session.evaluated():
+        with self.session.evaluation_model():
             return flat(self.model)
 
     def differ(self) -> None:
@@ -140,7 +140,9 @@ def virtual(sync: str | SyncPolicy, balance: str, sites: Sequence[str], steps: i
     policy = policies.resolve(sync)
     scenario = prepared(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=steps), task)
     board = Board(task, lambda record: None, batch)
-    training = Training(Sgd(task, SampleOrder(task.samples, 0), board.losses), evaluated=policy.evaluated, board=board)
+    training = Training(
+        Sgd(task, SampleOrder(task.samples, 0), board.losses), evaluation_model=policy.evaluation_model, board=board
+    )
     simulate(scenario, lambda record: None, arithmetic=training)
     return training
 

@@ -11,8 +11,8 @@ from uneven.embedding import SGD, EmbeddingBagCollection, Table
 
 BATCH, STEPS = 12, 4
 TABLES = [
-    Table("both", 40, 4, ["left", "right"], no_id=-1),
-    Table("mean", 30, 4, ["left"], pooling="mean", no_id=0),
+    Table(40, 4, "both", ["left", "right"], no_id=-1),
+    Table(30, 4, "mean", ["left"], pooling="mean", no_id=0),
 ]
 
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
     compiled = torch.compile(model, backend=backend)
     before = {key: one.clone() for key, one in model.state_dict().items()}
-    for ids, target in session.loader(data(), batch_size=BATCH, shuffle=False):
+    for ids, target in session.loader(data(), global_batch_size=BATCH, shuffle=False):
         out = compiled(Keyed(ids))
         model.tables.flush()  # all workers have looked their rows up before any of them gives a gradient
         (out - target).square().mean().backward()

@@ -52,7 +52,7 @@ def test_lessons_are_worked_off_one_after_another_in_the_background(me: RankCont
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     session.setup(model, optimizer)
     inputs = torch.randn(400, 8)
-    for x, _ in session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=4):
+    for x, _ in session.loader(torch.utils.data.TensorDataset(inputs, inputs), global_batch_size=4):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def test_the_shipped_one_that_learns_trains_along(me: RankContext) -> None:
     session.setup(model, optimizer)
     inputs = torch.randn(1200, 8)
     shares = set()
-    for x, _ in session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=4):
+    for x, _ in session.loader(torch.utils.data.TensorDataset(inputs, inputs), global_batch_size=4):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

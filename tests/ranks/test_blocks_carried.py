@@ -33,7 +33,7 @@ def normed(sync: str, balance: str, steps: int, **loader: Any) -> nn.BatchNorm1d
     run.epoch(steps)
     run.agreement.open()
     layer: nn.BatchNorm1d = run.model.inner[0]  # type: ignore[union-attr,index]
-    with run.session.evaluated():
+    with run.session.evaluation_model():
         assert (everybodys(layer.running_var) == layer.running_var).all(), "averaged at each exchange"
     run.session.close()
     return layer
@@ -99,7 +99,7 @@ def test_parameters_in_pieces(me: RankContext) -> list[list[float]]:
         run.epoch(PIECE_STEPS)
         run.agreement.open()  # a worker that leaves a loop makes the last exchange up there
         found.append(flat(run.model).tolist())
-        with run.session.evaluated():
+        with run.session.evaluation_model():
             assert (everybodys(flat(run.model)) == flat(run.model)).all(), "of each piece the outcome of its exchange"
         run.session.close()
 
@@ -141,7 +141,7 @@ def resumed_late(sync: str, steps: int, saved: set[str], expected: list[float]) 
     again.epoch(LATE_STEPS - steps)
     again.agreement.open()
     assert flat(again.model).tolist() == expected, "bit by bit"
-    with first.session.evaluated():
+    with first.session.evaluation_model():
         shown = first.session.state_dict()
     assert not shown["vectors"]["late-change"].any(), "the model to evaluate has it"
     first.session.close()

@@ -23,7 +23,7 @@ COSTS = 1.0 + torch.arange(N) % 7
 @ranks(3)
 def test_weights_are_those_of_one_process(me: RankContext, tmp_path: Path) -> None:
     for padded in (False, True):
-        session = uneven.Session(balance="static:shares=6/2/4", journal=Path(tmp_path, str(padded)))
+        session = uneven.Session(balance="static:shares=6/2/4", run_dir=Path(tmp_path, str(padded)))
         model = net().double()
         session.setup(model, optimizer := sgd(model))
         loader = session.loader(TensorDataset(*tensors(torch.float64)), X, cost=COSTS, padded=padded)
@@ -62,7 +62,7 @@ def test_speeds_are_those_of_costs(me: RankContext) -> None:
             model(x).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert session.newest_shares == pytest.approx((15, 15), abs=2)
+        assert session.next_shares == pytest.approx((15, 15), abs=2)
         session.close()
 
 

@@ -1,4 +1,4 @@
-"""Losses that are no mean over samples: ``session.weighted`` and ``session.summed`` give the weights of one process."""
+"""Losses that are no mean over samples: ``loss_mean`` and ``loss_sum`` give the weights of one process."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Block = Callable[[uneven.Session, torch.Tensor], Any]
 
 CASES: dict[str, tuple[Loss, Block]] = {
-    "padding": (padded, lambda session, y: session.weighted((y != -100).sum())),
-    "classes": (by_class, lambda session, y: session.weighted(CLASSES[y.clamp(min=0)].sum())),
-    "sum": (total, lambda session, y: session.summed()),
+    "padding": (padded, lambda session, y: session.loss_mean((y != -100).sum())),
+    "classes": (by_class, lambda session, y: session.loss_mean(CLASSES[y.clamp(min=0)].sum())),
+    "sum": (total, lambda session, y: session.loss_sum()),
 }
 
 
@@ -104,7 +104,7 @@ def test_passes_that_add_up_count_each_by_its_own(me: RankContext) -> None:
     for number, (x, y) in enumerate(chain(loader, loader), 1):
         step = number % 2 == 0
         with nullcontext() if step else session.no_sync():
-            with session.weighted(CLASSES[y.clamp(min=0)].sum()):
+            with session.loss_mean(CLASSES[y.clamp(min=0)].sum()):
                 loss = by_class(model(x), y) / 2
             loss.backward()  # the backward pass may follow
         if step:
@@ -116,7 +116,7 @@ def test_passes_that_add_up_count_each_by_its_own(me: RankContext) -> None:
 
 @ranks(3)
 def test_means_are_over_all_workers(me: RankContext, tmp_path: Path) -> None:
-    session, model, optimizer, loader = started(balance="static:shares=6/2/4", journal=tmp_path)
+    session, model, optimizer, loader = started(balance="static:shares=6/2/4", run_dir=tmp_path)
     assert session.mean(float(me.rank)) == 1.0  # outside of a step each counts once
     assert session.mean(me.rank, weight=me.rank) == 5 / 3
     assert math.isnan(session.mean(1.0, weight=0.0))
@@ -124,7 +124,7 @@ def test_means_are_over_all_workers(me: RankContext, tmp_path: Path) -> None:
     torch.testing.assert_close(apart, torch.tensor([1 / 3, 0.0]))
     for (x, y), (union_x, union_y) in zip(loader, unions(1), strict=True):
         whole = padded(model(union_x), union_y).item()
-        with session.weighted((y != -100).sum()):
+        with session.loss_mean((y != -100).sum()):
             loss = padded(model(x), y)
             loss.backward()
         session.log(loss=loss.item())
@@ -144,18 +144,18 @@ def test_what_cannot_be_counted_is_refused(me: RankContext) -> None:
     session, model, _, loader = started()
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match=r"give the divisor of the mean"):
-            session.weighted(wrong)
-    with pytest.raises(TrainingError, match="no forward pass of the model"), session.weighted(1):
+            session.loss_mean(wrong)
+    with pytest.raises(TrainingError, match="no forward pass of the model"), session.loss_mean(1):
         pass
-    with pytest.raises(TrainingError, match="inside of another"), session.weighted(1), session.summed():
+    with pytest.raises(TrainingError, match="inside of another"), session.loss_mean(1), session.loss_sum():
         pass
     batches = iter(loader)
     x = next(batches)[0]
-    with pytest.raises(TrainingError, match="add up to 0"), session.weighted(0):
+    with pytest.raises(TrainingError, match="add up to 0"), session.loss_mean(0):
         model(x).sum().backward()
 
     def two_batches() -> None:
-        with session.weighted(1):
+        with session.loss_mean(1):
             model(x)
             model(next(batches)[0])
 
@@ -164,21 +164,21 @@ def test_what_cannot_be_counted_is_refused(me: RankContext) -> None:
     session.close()
 
     session, *_ = started(sync="local:every=2")
-    with pytest.raises(ConfigError, match=r"session\.summed under sync = LocalSGD"):
-        session.summed()
+    with pytest.raises(ConfigError, match=r"session\.loss_sum under sync = LocalSGD"):
+        session.loss_sum()
     session.close()
 
 
 def test_alone_all_is_as_it_is() -> None:
     session = uneven.Session()
-    with pytest.raises(ConfigError, match=r"session\.weighted comes after session\.setup"):
-        session.weighted(1)
+    with pytest.raises(ConfigError, match=r"session\.loss_mean comes after session\.setup"):
+        session.loss_mean(1)
     with pytest.raises(ConfigError, match=r"come after session\.setup"):
         session.mean(1.0)
     session.close()
     session, model, optimizer, loader = started()
     for x, y in loader:
-        with session.weighted((y != -100).sum()):
+        with session.loss_mean((y != -100).sum()):
             padded(model(x), y).backward()
         assert session.mean(3.0) == 3.0
         optimizer.step()
@@ -210,7 +210,7 @@ def test_a_contrastive_loss_over_the_global_batch(me: RankContext) -> None:
         by = sgd(theirs)
         session, model, optimizer, loader = started(balance=balance)
         for (x, _), (union, _) in zip(chain(loader, loader), unions(2), strict=True):
-            with session.summed():
+            with session.loss_sum():
                 loss = contrastive(model, x, partial(of_all, session))
                 loss.backward()
             whole = contrastive(theirs, union, lambda z: z)

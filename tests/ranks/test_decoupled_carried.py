@@ -92,7 +92,7 @@ def virtual() -> Noted:
     even, policy = balancers.resolve("even"), policies.resolve(SYNC)
     scenario = prepared(Scenario(spec=spec, balancer=even, policy=policy, iterations=EVENTS), task)
     board = Board(task, lambda record: None, X)
-    training = Noted(Sgd(task, Own(), board.losses), evaluated=policy.evaluated, board=board)
+    training = Noted(Sgd(task, Own(), board.losses), evaluation_model=policy.evaluation_model, board=board)
     simulate(scenario, lambda record: None, arithmetic=training)
     return training
 
@@ -195,7 +195,7 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
     losses = []
     for _ in range(4):
         run.epoch()
-        with run.session.evaluated():
+        with run.session.evaluation_model():
             state = run.session.state_dict()
             shown, (x, y) = flat(run.model), tensors(torch.float64)
             losses.append(float(F.cross_entropy(run.model(x), y)))
@@ -214,7 +214,7 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
 
     resumed = Run("decoupled:every=2,quorum=3,grace=0.5", model=Double)
     resumed.session.load_state_dict(state)
-    with resumed.session.evaluated():
+    with resumed.session.evaluation_model():
         assert torch.equal(flat(resumed.model), shown), "it begins where the checkpoint ends"
         found = resumed.session.state_dict()["vectors"]
         assert all(torch.equal(found[name], one) for name, one in state["vectors"].items()), "with its momentum"
@@ -236,7 +236,7 @@ def test_an_evaluation_waits_for_a_quorum_no_longer_than_for_who_does_not_come(m
         return
     run.epoch(most=2)
     dist.barrier()
-    with pytest.raises(PeerError, match="has waited 4 s for a quorum at shard 0"), run.session.evaluated():
+    with pytest.raises(PeerError, match="has waited 4 s for a quorum at shard 0"), run.session.evaluation_model():
         pass
     dist.barrier()
     dist.barrier()

@@ -54,7 +54,7 @@ def same(model: nn.Module, weights: list[torch.Tensor]) -> None:
 def places(session: uneven.Session) -> Iterator[tuple[int, slice]]:
     """Steps, with the place of this worker's samples among those of all."""
     for step in range(STEPS):
-        with session.step(batch_size=X) as n:
+        with session.step(global_batch_size=X) as n:
             shares = session.shares
             first = sum(shares[: session.rank])
             assert n == shares[session.rank]
@@ -64,7 +64,7 @@ def places(session: uneven.Session) -> Iterator[tuple[int, slice]]:
 @ranks(3)
 def test_unequal_parts_of_drawn_batches_are_one_batch(me: RankContext) -> None:
     session, model, optimizer = started(balance="static:shares=6/2/4")
-    assert session.share(X) == session.share(X) == (6, 2, 4)[me.rank]
+    assert session.local_batch_size(X) == session.local_batch_size(X) == (6, 2, 4)[me.rank]
     for step, place in places(session):
         learn(model, optimizer, drawn(step)[place])
     same(model, alone(STEPS))
@@ -74,10 +74,10 @@ def test_unequal_parts_of_drawn_batches_are_one_batch(me: RankContext) -> None:
 
     later, *_ = started(balance="static:shares=6/2/4")
     later.load_state_dict(state)
-    with later.step(batch_size=X):
+    with later.step(global_batch_size=X):
         assert later.state_dict()["loader"] == '{"drawn": 7}'
     with pytest.raises(ConfigError, match=r"batch_size=24.*the first one had 12"):
-        later.share(2 * X)
+        later.local_batch_size(2 * X)
     later.close()
 
 
@@ -101,21 +101,21 @@ def test_workers_with_parts_of_their_own_count_by_their_samples(me: RankContext)
 def test_what_cannot_be_is_refused_by_name(me: RankContext) -> None:
     session, *_ = started(sync="asp", balance="even")
     with pytest.raises(ConfigError, match=r"which only session\.loader supports"):
-        session.share(X)
+        session.local_batch_size(X)
     session.close()
     session, *_ = started()
     with pytest.raises(ConfigError, match=r"give one of the two"), session.step():
         pass
     loader = session.loader(torch.utils.data.TensorDataset(*tensors()), X)
     with pytest.raises(ConfigError, match=r"leave session\.loader out"):
-        session.share(X)
+        session.local_batch_size(X)
     state = session.state_dict()
     loader.close()
     session.close()
     other, *_ = started()
     other.load_state_dict(state)
     with pytest.raises(CheckpointError, match="use a loader"):
-        other.share(X)
+        other.local_batch_size(X)
     other.close()
 
 
@@ -125,14 +125,14 @@ class Breaking(Exception):
 
 def test_a_step_that_breaks_off_is_over_and_the_next_one_goes_on() -> None:
     session, model, optimizer = started()
-    with pytest.raises(Breaking), session.step(batch_size=X):
+    with pytest.raises(Breaking), session.step(global_batch_size=X):
         raise Breaking
-    with session.step(batch_size=X) as n:
+    with session.step(global_batch_size=X) as n:
         learn(model, optimizer, drawn(1, n))
     session.close()
 
 
-class Counting(uneven.Part):
+class Counting(uneven.Callback):
     """In which steps gradients were ready, and which steps were over."""
 
     def __init__(self) -> None:
@@ -148,9 +148,9 @@ class Counting(uneven.Part):
 
 def test_a_step_without_a_forward_pass_takes_none_of_the_next() -> None:
     part = Counting()
-    session, model, optimizer = started(parts=[part])
+    session, model, optimizer = started(callbacks=[part])
     for step in range(4):
-        with session.step(batch_size=X) as n:
+        with session.step(global_batch_size=X) as n:
             if step % 2 == 0:
                 continue
             learn(model, optimizer, drawn(step, n))
@@ -161,20 +161,23 @@ def test_a_step_without_a_forward_pass_takes_none_of_the_next() -> None:
 
 def test_a_step_holds_no_other_one_and_a_closed_session_has_none() -> None:
     part = Counting()
-    session, *_ = started(parts=[part])
-    with session.step(batch_size=X):
-        with pytest.raises(TrainingError, match="inside of step 0, which has not ended"), session.step(batch_size=X):
+    session, *_ = started(callbacks=[part])
+    with session.step(global_batch_size=X):
+        with (
+            pytest.raises(TrainingError, match="inside of step 0, which has not ended"),
+            session.step(global_batch_size=X),
+        ):
             pass
         session.close()
     assert part.over == []
-    with pytest.raises(ConfigError, match="the session is closed"), session.step(batch_size=X):
+    with pytest.raises(ConfigError, match="the session is closed"), session.step(global_batch_size=X):
         pass
 
 
 @pytest.mark.parametrize("size", [0, -3, True, 12.0, "8"])
 def test_what_is_no_number_of_samples_is_refused(size: Any) -> None:
     session, *_ = started()
-    with pytest.raises(ConfigError, match="give a number of samples"), session.step(batch_size=size):
+    with pytest.raises(ConfigError, match="give a number of samples"), session.step(global_batch_size=size):
         pass
     why = "at least one must be above 0" if size == 0 else "give a number of samples"
     with pytest.raises(ConfigError, match=why), session.step(samples=size):

@@ -164,12 +164,12 @@ def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> N
 TOLD = """
 import os, sys, torch, uneven
 from uneven.integrations import spot
-session = uneven.Session(notice=spot.aws(sys.argv[1]) if os.environ["RANK"] == "1" else None)
+session = uneven.Session(preemption_notice=spot.aws(sys.argv[1]) if os.environ["RANK"] == "1" else None)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.setup(model, optimizer)
 data = torch.utils.data.TensorDataset(torch.randn(640, 4), torch.randn(640, 1))
-loader = session.loader(data, batch_size=32)
+loader = session.loader(data, global_batch_size=32)
 while True:
     for x, y in loader:
         ((model(x) - y) ** 2).mean().backward()

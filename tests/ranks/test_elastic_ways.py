@@ -19,7 +19,7 @@ from test_elastic import HERE, await_door, free_port, run
 import uneven
 from uneven import journal
 from uneven.policy.core.records import StepRecord
-from uneven.testing.parts import alone
+from uneven.testing.callbacks import alone
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -48,10 +48,10 @@ def started(**settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Opt
 @ranks(3)
 def test_totals_are_over_every_sample_once_on_all_workers(me: RankContext, tmp_path: Path) -> None:
     with own_time() as spend:
-        session, model, optimizer = started(balance="static:shares=6/2/4", journal=tmp_path)
-        with pytest.raises(ConfigError, match=r"evaluate\(batch_size=None\)"):
+        session, model, optimizer = started(balance="static:shares=6/2/4", run_dir=tmp_path)
+        with pytest.raises(ConfigError, match=r"evaluate\(global_batch_size=None\)"):
             session.evaluate(len, DATA)
-        found = session.evaluate(lambda batch: len(batch[0]), DATA, batch_size=3)  # before there is a loader
+        found = session.evaluate(lambda batch: len(batch[0]), DATA, global_batch_size=3)  # before there is a loader
         assert (found, type(found)) == (N, int)
         model[0][0].eval()  # a layer that is frozen stays so
         for number, (x, y, _) in enumerate(session.loader(DATA, X)):
@@ -93,12 +93,12 @@ def test_a_data_set_smaller_than_the_workers_and_a_mean_of_replicas(me: RankCont
         optimizer.step()
         with torch.no_grad():
             model[0][0].weight.fill_(float(me.rank))
-        total = session.evaluate(lambda batch: len(batch[0]) * model[0][0].weight[0, 0], few, batch_size=2)
+        total = session.evaluate(lambda batch: len(batch[0]) * model[0][0].weight[0, 0], few, global_batch_size=2)
         assert total == 2.0  # two samples, on the mean of 0, 1 and 2
         assert model[0][0].weight[0, 0] == me.rank
         break
     with pytest.raises(DataError, match="a number, a tensor, or a dictionary"):
-        session.evaluate(lambda batch: "text", TensorDataset(torch.zeros(99)), batch_size=3)
+        session.evaluate(lambda batch: "text", TensorDataset(torch.zeros(99)), global_batch_size=3)
     session.close()
 
 
@@ -106,16 +106,16 @@ def test_a_data_set_smaller_than_the_workers_and_a_mean_of_replicas(me: RankCont
 def test_what_cannot_be_evaluated_is_refused(me: RankContext) -> None:
     session, *_ = started(sync="asp", balance="even")
     with pytest.raises(ConfigError, match="cannot be opened"):
-        session.evaluate(len, DATA, batch_size=4)
+        session.evaluate(len, DATA, global_batch_size=4)
     session.close()
     session, *_ = started()
     with pytest.raises(DataError, match="give a data set with __len__, at least 1"):
-        session.evaluate(len, TensorDataset(torch.zeros(0)), batch_size=4)
+        session.evaluate(len, TensorDataset(torch.zeros(0)), global_batch_size=4)
     with pytest.raises(ConfigError, match=r"evaluate\(shuffle=…\)"):
-        session.evaluate(len, DATA, batch_size=4, shuffle=True)
+        session.evaluate(len, DATA, global_batch_size=4, shuffle=True)
     sizes = iter([torch.zeros(2), torch.zeros(3)])
     with pytest.raises(DataError, match=r"of shape \(3,\) after a total of shape \(2,\)"):
-        session.evaluate(lambda batch: next(sizes), DATA, batch_size=4)
+        session.evaluate(lambda batch: next(sizes), DATA, global_batch_size=4)
     barrier()  # the line that evaluations share may still be being opened on the other rank
     session.close()
 

@@ -121,7 +121,7 @@ def together(
     with uneven.Session(balance=Moving()) as session:
         model = make[0]()
         model, optimizer = session.setup(model, make[1](model), find_unused_parameters=unused)
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         for _ in range(epochs):
             for x, y in loader:
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -167,7 +167,7 @@ def test_naive_averaging_would_differ(me: RankContext) -> None:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
         inside(session).gradients.turn_now = lambda: None  # weights stay at 1/n
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         for _ in range(3):
             for x, y in loader:
                 F.cross_entropy(model(x), y).backward()
@@ -188,7 +188,7 @@ def test_gradient_accumulation(me: RankContext, synced: bool) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         count = 0
         for epoch in range(3):
             parts = torch.from_numpy(epoch_order(length=SAMPLES, seed=0, epoch=epoch)).split(X)
@@ -213,7 +213,7 @@ def test_a_step_on_gradients_that_were_not_exchanged_is_refused(me: RankContext)
     with uneven.Session() as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         x, y = next(iter(loader))
         with session.no_sync():
             F.cross_entropy(model(x), y).backward()
@@ -229,7 +229,7 @@ def test_batch_norm_statistics_are_the_weighted_mean(me: RankContext) -> None:
     before = copy.deepcopy(plain)
     with uneven.Session(balance="static:shares=1/2/4/5") as session:
         session.setup(model)
-        loader = session.loader(dataset(), batch_size=X, min_batch=2)
+        loader = session.loader(dataset(), global_batch_size=X, min_batch=2)
         x, y = next(iter(loader))
         F.cross_entropy(model(x), y).backward()
         before(x)
@@ -282,7 +282,7 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
         model = session.setup(build(CpuSyncBatchNorm))
         gradients = inside(session).gradients
         weigh_sync_batch_norm(model, lambda: gradients.turn.weight * me.size, gradients.observer, CpuSyncBatchNorm)
-        mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
+        mine, labels = next(iter(session.loader(dataset(), global_batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()
     for (name, a), b in zip(model.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
@@ -292,7 +292,7 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
 def test_a_gradient_that_is_not_finite_names_rank_and_iteration(me: RankContext) -> None:
     with uneven.Session(nonfinite="raise") as session:
         model = session.setup(mlp())
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         for iteration, (x, y) in enumerate(loader):
             loss = F.cross_entropy(model(x), y)
             if iteration == 2:
@@ -309,7 +309,7 @@ def test_a_gradient_that_is_not_finite_names_rank_and_iteration(me: RankContext)
 def test_unused_parameters_are_named(me: RankContext) -> None:
     with uneven.Session() as session:
         model = session.setup(Unused())
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
 
         def one_epoch() -> None:
             for x, y in loader:
@@ -328,6 +328,6 @@ def test_a_wrapped_model_is_refused(me: RankContext) -> None:
 @ranks(2)
 def test_training_without_setup_is_refused(me: RankContext) -> None:
     with uneven.Session() as session:
-        loader = session.loader(dataset(), batch_size=X)
+        loader = session.loader(dataset(), global_batch_size=X)
         with pytest.raises(ConfigError, match=r"session\.setup was not called"):
             next(iter(loader))

@@ -31,13 +31,13 @@ def summed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[Loss, Block, str]] = {
-    "padding": (padded, None, "session.weighted((y != 0).sum())"),
-    "classes": (lambda x, y: F.cross_entropy(x, y, weight=WEIGHT), None, "session.weighted(weight[y].sum())"),
-    "sum": (summed, None, "session.summed()"),
+    "padding": (padded, None, "session.loss_mean((y != 0).sum())"),
+    "classes": (lambda x, y: F.cross_entropy(x, y, weight=WEIGHT), None, "session.loss_mean(weight[y].sum())"),
+    "sum": (summed, None, "session.loss_sum()"),
     "mean": (F.cross_entropy, None, ""),
     "mean of a sum": (lambda x, y: summed(x, y) / len(x), None, ""),
-    "counted": (padded, lambda session, y: session.weighted((y != 0).sum()), ""),
-    "counted as a sum": (summed, lambda session, y: session.summed(), ""),
+    "counted": (padded, lambda session, y: session.loss_mean((y != 0).sum()), ""),
+    "counted as a sum": (summed, lambda session, y: session.loss_sum(), ""),
 }
 """A loss, what its passes are in, and words of the warning."""
 
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Loss, Block, str]] = {
 def trained(loss: Loss, block: Block = None) -> list[str]:
     """What this rank warns of."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with warnings.catch_warnings(record=True) as said, uneven.Session(balance=Moving(), budget=0.9) as session:
+    with warnings.catch_warnings(record=True) as said, uneven.Session(balance=Moving(), overhead_budget=0.9) as session:
         warnings.simplefilter("always")
         model = net()
         model, optimizer = session.setup(model, sgd(model))

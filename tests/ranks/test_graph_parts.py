@@ -25,7 +25,7 @@ class Net(nn.Module):
         self.first, self.second = graph.SAGEConv(WIDTH, 6), graph.GCNConv(6, CLASSES)
         self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.2)
 
-    def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, g: graph.PartedGraph) -> Tensor:
         return self.second(g.dropout(self.drop(F.relu(self.norm(self.first(x, g)))), 0.4), g)
 
 
@@ -42,19 +42,19 @@ def write(path: Path) -> None:
 
 def trained(me: RankContext, path: str) -> list[list[float]]:
     g = graph.load(path, rank=me.rank, size=me.size)
-    session = uneven.Session(parts=[g])
+    session = uneven.Session(callbacks=[g])
     torch.manual_seed(0)
     model = Net().double()
     model, optimizer = session.setup(model, torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-3))
     x, y, mask = g.x, g.y, g.tensor("mask")
     for _ in range(STEPS):
         with session.step(samples=g.samples):
-            g.loss(CRITERION, model(g, x), y, mask).backward()
+            g.loss(CRITERION, model(x, g), y, mask).backward()
             optimizer.step()
             optimizer.zero_grad()
     found = [one.detach().flatten().tolist() for one in (*model.parameters(), *model.buffers())]
     with torch.no_grad():
-        output = g.gather(model(g, x))
+        output = g.gather(model(x, g))
     if output is not None:
         found.append(output.flatten().tolist())
     session.close()
@@ -63,7 +63,7 @@ def trained(me: RankContext, path: str) -> list[list[float]]:
 
 
 def loaded_for_others(me: RankContext, path: str) -> None:
-    session = uneven.Session(parts=[graph.load(path, rank=me.rank, size=3)])
+    session = uneven.Session(callbacks=[graph.load(path, rank=me.rank, size=3)])
     model = Net()
     with pytest.raises(ConfigError, match=r"ran as worker \d of 3 .* rank \d of 2"):
         session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))

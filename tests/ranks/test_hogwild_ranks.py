@@ -54,7 +54,7 @@ class Run:
 
     def shown(self) -> torch.Tensor:
         """The parameters of the model to evaluate."""
-        with self.session.evaluated():
+        with self.session.evaluation_model():
             return flat(self.model)
 
 
@@ -141,7 +141,7 @@ def commuting(sync: str, threads: int, epochs: int) -> tuple[torch.Tensor, uneve
 
     for _ in range(epochs):
         session.train(loop) if threads > 1 else loop(model, optimizer, loader)
-    with session.evaluated():
+    with session.evaluation_model():
         return flat(model), session, records
 
 

@@ -51,12 +51,12 @@ def train(session: uneven.Session, tokens: bool, microbatch: int | None = 3) -> 
         for batch in loader:
             if tokens:
                 count = (batch[1] != IGNORED).sum()
-                with session.weighted(count):
-                    for x, y in session.passes(batch):
+                with session.loss_mean(count):
+                    for x, y in session.microbatches(batch):
                         total = F.cross_entropy(model(x), y, ignore_index=IGNORED, reduction="sum")
                         (total / count.clamp(min=1)).backward()
             else:
-                for x, y in session.passes(batch):
+                for x, y in session.microbatches(batch):
                     by_samples(model, x, y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -67,7 +67,7 @@ def train(session: uneven.Session, tokens: bool, microbatch: int | None = 3) -> 
 @ranks(3)
 def test_unequally_many_passes(me: RankContext, tmp_path: str, tokens: bool) -> None:
     """Shares of 6, 2 and 10 of 18 parts: two, one and three passes of at most three samples."""
-    session = uneven.Session(balance="static:shares=6/2/10", journal=tmp_path)
+    session = uneven.Session(balance="static:shares=6/2/10", run_dir=tmp_path)
     model = train(session, tokens)
     session.close()
     alone = one_process() if tokens else by_one_process()
@@ -126,10 +126,12 @@ def test_auto_is_what_the_profile_measures(me: RankContext) -> None:
         session.setup(model, optimizer)
         loader = session.loader(TensorDataset(*data()), 40, shuffle=False, microbatch="auto")
         with pytest.raises(ConfigError, match=r"call session.profile\(step\) before"):
-            session.passes([torch.zeros(2)])
+            session.microbatches([torch.zeros(2)])
         session.profile(lambda batch: by_samples(model, *batch).backward(), within_s=2.0)
         for batch in loader:
-            sizes = [len(x) for x, _ in session.passes(batch) if by_samples(model, x, batch[1][: len(x)]) is not None]
+            sizes = [
+                len(x) for x, _ in session.microbatches(batch) if by_samples(model, x, batch[1][: len(x)]) is not None
+            ]
             assert len(batch[0]) > 6
             assert max(sizes) <= 6
             break
@@ -142,16 +144,16 @@ def test_what_is_refused(me: RankContext) -> None:
             session.loader(TensorDataset(*data()), X, microbatch=wrong)  # type: ignore[arg-type]
     with uneven.Session() as session:
         with pytest.raises(ConfigError, match=r"comes after session.setup"):
-            session.passes([torch.zeros(2)])
+            session.microbatches([torch.zeros(2)])
         model = net().double()
         session.setup(model, sgd(model))
         loader = session.loader(TensorDataset(*data()), X, microbatch=2)
         with pytest.raises(DataError, match="a batch with a tensor"):
-            next(iter(session.passes({"text": "none"})))
+            next(iter(session.microbatches({"text": "none"})))
         batch = next(iter(loader))
-        pieces = iter(session.passes(batch))
+        pieces = iter(session.microbatches(batch))
         next(pieces)
-        with pytest.raises(TrainingError, match=r"inside of session.passes"), session.weighted(1.0):
+        with pytest.raises(TrainingError, match=r"inside of session.microbatches"), session.loss_mean(1.0):
             pass
         pieces.close()  # type: ignore[attr-defined] # a generator has it
 

@@ -38,7 +38,7 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     session.setup(model, optimizer, bucket_cap_mb=1)
     dtype = next(model.parameters()).dtype
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
+    loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), global_batch_size=12, shuffle=False)
     rounds = inside(session).gradients.rounds
     words = inside(session).gradients.words
     assert words is not None
@@ -114,7 +114,7 @@ def test_rows_do_not_ride_on_numbers_of_half_precision_nor_before_it_is_known_on
 @ranks(2)
 def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
     """The first one is gathered, as it is not known yet which bucket to extend."""
-    session = uneven.Session(balance="lb-bsp", budget=0.4)
+    session = uneven.Session(balance="lb-bsp", overhead_budget=0.4)
     model = nn.Linear(8, 4).to(getattr(torch, dtype))
     session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
     transport = session._loop.context.connection.transport
@@ -124,7 +124,7 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
         gathered.append(row)
         return gather(row)
 
-    loader = session.loader(torch.utils.data.TensorDataset(torch.randn(960, 8)), batch_size=12)
+    loader = session.loader(torch.utils.data.TensorDataset(torch.randn(960, 8)), global_batch_size=12)
     slow = session._loop.reports._slow
     assert slow is not None
     take_in = slow._controller.gathered
@@ -210,7 +210,7 @@ def test_gradients_that_the_user_looks_at_through_numpy_stay_right(me: RankConte
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
     inputs = torch.randn(48, 8)
     seen = []
-    for (x,) in session.loader(torch.utils.data.TensorDataset(inputs), batch_size=12, shuffle=False):
+    for (x,) in session.loader(torch.utils.data.TensorDataset(inputs), global_batch_size=12, shuffle=False):
         model(x).square().mean().backward()
         assert model.weight.grad is not None
         if me.rank == 1:  # on one worker alone

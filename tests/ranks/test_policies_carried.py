@@ -81,7 +81,7 @@ def test_groups_and_sites_meet_as_planned(me: RankContext) -> None:
     drawn = Run("shuffle:groups=random,size=2,seed=3", balance=Moving())
     seen = drawn.epoch()
     drawn.epoch()
-    assert drawn.session.newest_shares != (3, 3, 3, 3)
+    assert drawn.session.next_shares != (3, 3, 3, 3)
     assert len(drawn.exchanges) == 10
     assert sorted(all_of(seen)) == list(range(N)), "every sample once"
     same(drawn.shown(), everybodys(flat(drawn.model)).mean(0))
@@ -91,7 +91,7 @@ def test_groups_and_sites_meet_as_planned(me: RankContext) -> None:
     sites = Run("hierarchical:every=3", balance=Moving())
     sites.epoch()  # reports are read after the third step, and what was decided then is in force from the fourth
     sites.epoch(3)
-    assert sites.session.newest_shares != (3, 3, 3, 3)
+    assert sites.session.next_shares != (3, 3, 3, 3)
     apart = everybodys(flat(sites.model))
     assert (apart[0] == apart[3]).all()
     assert (apart[1] == apart[2]).all()
@@ -108,7 +108,7 @@ def test_batch_norm_goes_with_the_parameters_and_what_is_evaluated_comes_back(me
     assert not torch.allclose(means[0], means[1])
     own = [one.clone() for one in (*run.model.parameters(), *run.model.buffers())]
     samples = torch.tensor([8.0, 6.0, 6.0, 4.0])
-    with run.session.evaluated():
+    with run.session.evaluation_model():
         same(layer.running_mean, (means * samples[:, None]).sum(0) / samples.sum())
         assert layer.num_batches_tracked == 2
     assert not torch.equal(flat(run.model), torch.cat([one.reshape(-1) for one in own[:6]])), "what was owed is kept"
@@ -117,9 +117,9 @@ def test_batch_norm_goes_with_the_parameters_and_what_is_evaluated_comes_back(me
     assert len(seen) == X // 12 * (4, 3, 3, 2)[me.rank]
     kept = [one.clone() for one in (*run.model.parameters(), *run.model.buffers())]
     plain_mean = everybodys(flat(run.model)).mean(0)
-    with run.session.evaluated():
+    with run.session.evaluation_model():
         same(flat(run.model), plain_mean)
-        with pytest.raises(TrainingError, match=r"inside session\.evaluated\(\)"):
+        with pytest.raises(TrainingError, match=r"inside session\.evaluation_model\(\)"):
             next(iter(run.loader))
     for one, before in zip((*run.model.parameters(), *run.model.buffers()), kept, strict=True):
         assert torch.equal(one, before), "bit by bit"

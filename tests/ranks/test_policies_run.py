@@ -18,7 +18,7 @@ session = uneven.Session()
 model = torch.nn.Linear(5, 3)
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
 data = torch.utils.data.TensorDataset(torch.randn(240, 5), torch.zeros(240, dtype=torch.long))
-loader = session.loader(data, batch_size=20)
+loader = session.loader(data, global_batch_size=20)
 for epoch in range(10):
     for x, y in loader:
         torch.nn.functional.cross_entropy(model(x), y).backward()

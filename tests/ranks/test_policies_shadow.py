@@ -99,7 +99,7 @@ def test_a_state_that_is_taken_where_all_are_holds_what_nobody_has_trained_on(me
     for sync in ("shadow:ma", "shadow:bmuf:momentum=0.5"):
         run = Run(sync)
         seen = run.epoch(most=1 + me.rank)
-        with run.session.evaluated():
+        with run.session.evaluation_model():
             state = all_of([run.session.state_dict()])[0]
         run.session.close()
         again = Run(sync)
@@ -124,7 +124,7 @@ def test_workers_that_want_batches_of_different_least_size_leave_no_sample_out(m
 def test_a_worker_that_is_alone_gets_no_batch_where_it_evaluates() -> None:
     run = Run("shadow:ma")
     run.epoch(most=1)
-    with run.session.evaluated(), pytest.raises(TrainingError, match=r"inside session\.evaluated"):
+    with run.session.evaluation_model(), pytest.raises(TrainingError, match=r"inside session\.evaluation_model"):
         next(iter(run.loader))
     assert len(run.epoch()) == N
     run.session.close()

@@ -11,19 +11,19 @@ from session_parts import Numbered, X, assert_same, batches, net, sgd
 from torch import nn
 
 import uneven
-from uneven import Part
+from uneven import Callback
 from uneven.errors import CheckpointError
-from uneven.testing.parts import alone
+from uneven.testing.callbacks import alone
 from uneven.testing.ranks import RankContext, ranks
 
 EPOCHS = 3  # of four iterations, and one that is smaller
 
 
-def plain(model: nn.Module, part: Part) -> torch.optim.Optimizer:
+def plain(model: nn.Module, part: Callback) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01) if isinstance(part, uneven.SOAP) else sgd(model)
 
 
-def by_itself(part: Part) -> nn.Module:
+def by_itself(part: Callback) -> nn.Module:
     """One process, with the part but without a session."""
     model = net().double()
     worker = alone(model, plain(model, part), part)
@@ -32,8 +32,8 @@ def by_itself(part: Part) -> nn.Module:
     return model
 
 
-def in_session(part: Part) -> nn.Module:
-    session = uneven.Session(parts=[part], balance="static:shares=3/1")
+def in_session(part: Callback) -> nn.Module:
+    session = uneven.Session(callbacks=[part], balance="static:shares=3/1")
     model = net().double()
     model, optimizer = session.setup(model, plain(model, part))
     loader = session.loader(Numbered(), X)
@@ -42,21 +42,21 @@ def in_session(part: Part) -> nn.Module:
             F.cross_entropy(model(x.double()), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with pytest.raises(CheckpointError, match=r"save inside `with session.evaluated\(\)"):
+    with pytest.raises(CheckpointError, match=r"save inside `with session.evaluation_model\(\)"):
         session.state_dict()
-    with session.evaluated():
+    with session.evaluation_model():
         assert session.state_dict()
     session.close()
     return model
 
 
-def kfac(share: float | str = 1.0) -> Part:
+def kfac(share: float | str = 1.0) -> Callback:
     return uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share)
 
 
 @ranks(2)
 def test_three_to_one_is_as_one_process(me: RankContext) -> None:
-    makers: list[Callable[[], Part]] = [
+    makers: list[Callable[[], Callback]] = [
         lambda: kfac(1.0),
         lambda: kfac(0.5),
         lambda: kfac("auto"),

@@ -37,9 +37,9 @@ def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> 
     assert "192 updates" in event.message
     for rank in "01":
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        alone = EmbeddingBagCollection([Table("a", 200, 8), Table("b", 5000, 8)], seed=9)
+        alone = EmbeddingBagCollection([Table(200, 8, "a"), Table(5000, 8, "b")], seed=9)
         alone.load_state_dict({key[7:]: one for key, one in state.items() if key.startswith("tables.")})
-        assert f"{sum(float(one.double().sum()) for one in alone.export().values()):.9f}" == found[0][2]
+        assert f"{sum(float(one.double().sum()) for one in alone.to_state_dict().values()):.9f}" == found[0][2]
         alone.close()
 
 
@@ -47,7 +47,7 @@ def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
     ids = torch.arange(40).view(20, 2)
     with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM) as servers:
-        tables = EmbeddingBagCollection([Table("a", 100, 4), Table("b", 100, 4)], save_every_s=0.05)
+        tables = EmbeddingBagCollection([Table(100, 4, "a"), Table(100, 4, "b")], save_every_s=0.05)
 
         def train(steps: int) -> None:
             for _ in range(steps):
@@ -63,13 +63,13 @@ def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch:
         assert (stats.restarts, stats.counts["restored"]) == (1, 1)
         train(5)
         assert tables.stats().lost == stats.lost, "it was told once"
-        before = tables.export()
-        tables.save(tmp_path / "saved")
+        before = tables.to_state_dict()
+        tables.save_checkpoint(tmp_path / "saved")
         tables.close()
     monkeypatch.delenv("UNEVEN_RUN")
-    again = EmbeddingBagCollection([Table("a", 100, 4), Table("b", 100, 4)], seed=9)
-    again.restore(tmp_path / "saved")
-    assert all(torch.equal(weight, before[key]) for key, weight in again.export().items())
+    again = EmbeddingBagCollection([Table(100, 4, "a"), Table(100, 4, "b")], seed=9)
+    again.load_checkpoint(tmp_path / "saved")
+    assert all(torch.equal(weight, before[key]) for key, weight in again.to_state_dict().items())
     again.close()
 
 
@@ -77,7 +77,7 @@ def test_several_workers_without_servers_are_refused(monkeypatch: pytest.MonkeyP
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="2 workers and no table servers"):
-        EmbeddingBagCollection([Table("a", 3, 4)]).export()
+        EmbeddingBagCollection([Table(3, 4, "a")]).to_state_dict()
 
 
 @pytest.mark.parametrize("tables", ["-1", "1001"])
@@ -95,7 +95,7 @@ def test_numbers_of_servers_that_cannot_be(tables: str, tmp_path: Path) -> None:
 @brought("tables", "TorchRec", "pooled and unpooled collections in one model, on servers", refused=True)
 def test_two_collections_in_a_model_are_refused_on_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
-    pooled, rows = EmbeddingBagCollection([Table("a", 9, 4)]), EmbeddingCollection([Table("b", 9, 4)])
+    pooled, rows = EmbeddingBagCollection([Table(9, 4, "a")]), EmbeddingCollection([Table(9, 4, "b")])
     with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM), uneven.Session() as session:
         with refusal("2 collections of tables.*one EmbeddingCollection"):
             session.setup(torch.nn.ModuleList([pooled, rows]))

@@ -83,7 +83,7 @@ def in_one_call(script: Script) -> None:
 def counted(script: Script) -> None:
     """Who says what the mean is over weights it."""
     for (x, y), (u,) in zip(script.loader, script.second, strict=False):
-        with script.session.weighted(len(x) + len(u)):
+        with script.session.loss_mean(len(x) + len(u)):
             script.step(F.cross_entropy(script.model(torch.cat([x, u]))[: len(x)], y))
 
 
@@ -114,7 +114,7 @@ def evaluated_in_evaluation_mode(script: Script) -> None:
 def evaluated_by_the_session(script: Script) -> None:
     for x, y in script.loader:
         script.step(script.supervised(x, y))
-        with script.session.evaluated():
+        with script.session.evaluation_model():
             for u in script.some():
                 script.model(u)
 

@@ -18,7 +18,7 @@ TRAIN = """
     import torch.nn.functional as F
     from session_parts import Numbered, net
     session.close()
-    session = uneven.Session(sync=os.environ["SYNC"], balance="even", timeout_s=4, journal=run)
+    session = uneven.Session(sync=os.environ["SYNC"], balance="even", timeout_s=4, run_dir=run)
     torch.manual_seed(1)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -35,7 +35,7 @@ TRAIN = """
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(0.02)
-        with session.evaluated():
+        with session.evaluation_model():
             state = [one.tolist() for one in model.parameters()]
     session.close()
     with open(os.path.join(run, f"{{rank}}.json"), "w") as file:

@@ -54,7 +54,7 @@ def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
     exchanges: list[ExchangeRecord] = []
     inside(session).records(exchanges.append)
     taken = []
-    loader = session.loader(data, batch_size=96)
+    loader = session.loader(data, global_batch_size=96)
     steps = torch.distributed.distributed_c10d._get_default_store()
     for epoch in range(4):
         seen: list[int] = []
@@ -68,7 +68,7 @@ def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
             optimizer.zero_grad()
             seen += index.tolist()
             steps.add("steps", 1 - me.rank)
-        with session.evaluated():
+        with session.evaluation_model():
             right = (model(held_out).argmax(1) == labels).float().mean().item()
             copy = everybodys(flat(model))
         assert (copy[0] == copy[1]).all(), "the same copy, bit by bit"
@@ -95,10 +95,10 @@ def test_after_a_nan_at_an_evaluation_a_worker_ends_and_its_shard_serves_the_oth
     if me.rank == 0:  # the shard is in this process
         with torch.no_grad():
             next(model.parameters()).fill_(torch.nan)
-        with pytest.raises(NonFiniteError), session.evaluated():
+        with pytest.raises(NonFiniteError), session.evaluation_model():
             pass
     else:
-        with session.evaluated():
+        with session.evaluation_model():
             assert flat(model).isfinite().all()
     session.close()
 
@@ -157,14 +157,14 @@ def test_ssp_bounds_the_lead_is_bsp_at_its_edge_and_easgd_keeps_the_sum(me: Rank
 
 @ranks(2)
 def test_a_checkpoint_holds_the_copy_and_every_sample_comes_once_over_both_runs(me: RankContext) -> None:
-    """Saved in the middle of an epoch, by one worker, inside ``evaluated``."""
+    """Saved in the middle of an epoch, by one worker, inside ``evaluation_model``."""
     first = Run("asp")
     seen = first.epoch(2)
     for count, (x, y, index) in enumerate(first.loader, 1):  # the epoch that was left is over; this is the next
         first.step(x, y)
         seen = [*(seen if count > 1 else []), *index.tolist()]
         if count == 2:
-            with first.session.evaluated():
+            with first.session.evaluation_model():
                 model = {key: value.clone() for key, value in first.model.state_dict().items()}
                 state: Any = first.session.state_dict()
                 copy = flat(first.model)
@@ -210,7 +210,7 @@ x, held_out = x.flatten(1), held_out.flatten(1)
 session = uneven.Session()
 model = torch.nn.Linear(64, 10)
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
-loader = session.loader(TensorDataset(x[:1440], y[:1440]), batch_size=96, num_workers=1)
+loader = session.loader(TensorDataset(x[:1440], y[:1440]), global_batch_size=96, num_workers=1)
 for epoch in range(4):
     for number, (a, b) in enumerate(loader):
         F.cross_entropy(model(a), b).backward()
@@ -219,7 +219,7 @@ for epoch in range(4):
         if (session.rank, epoch, number) == (0, 1, 5):
             where = json.loads(Path(os.environ["UNEVEN_RUN"], "server", "shard-0.address").read_text())
             os.kill(where["pid"], signal.SIGKILL)
-with session.evaluated():
+with session.evaluation_model():
     right = (model(held_out).argmax(1) == labels).float().mean().item()
     left = json.loads(session.state_dict()["loader"])["left"]
 Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))

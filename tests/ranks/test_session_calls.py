@@ -73,7 +73,7 @@ def test_order_collation_and_readers_are_the_loaders() -> None:
     assert alone(DataLoader(numbers, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert alone(DataLoader(numbers, 4, drop_last=True)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert alone(DataLoader(numbers, 4, drop_last=True), drop_last=False)[-1] == [8, 9]
-    assert alone(DataLoader(numbers, 4), batch_size=5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert alone(DataLoader(numbers, 4), global_batch_size=5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert alone(DataLoader(numbers, 4, num_workers=1, collate_fn=sorted), shuffle=False)[0] == [0, 1, 2, 3]
     assert alone(DataLoader(numbers, 5, collate_fn=lambda batch: [-one for one in batch]))[0] == [0, -1, -2, -3, -4]
     shuffled = alone(DataLoader(numbers, 10, shuffle=True))[0]

@@ -145,7 +145,7 @@ import test_session_deaths as deaths
 import torch, uneven
 torch.set_num_threads(1)
 run, rank, dying = os.environ["RUN"], int(os.environ["RANK"]), int(os.environ["DYING"])
-session = uneven.Session(timeout_s=float(os.environ["LIMIT"]), journal=run)
+session = uneven.Session(timeout_s=float(os.environ["LIMIT"]), run_dir=run)
 open(os.path.join(run, f"{{rank}}.ready"), "w").close()
 for count in deaths.batches(session):
     if rank == dying and count == deaths.AT:

@@ -96,7 +96,7 @@ def test_an_optimizer_without_hooks() -> None:
 def test_pieces_of_a_model_without_forward() -> None:
     with uneven.Session() as session, said(ConfigError, "the ModuleDict", "whose forward() calls its parts"):
         session.setup(nn.ModuleDict({"model": linear()}))
-        session.passes(torch.zeros(2, 6))
+        session.microbatches(torch.zeros(2, 6))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_session_that_has_ended_takes_no_model_and_no_data() -> None:
     with said(ConfigError, "session.setup", "closed", "make another one"):
         session.setup(linear())
     with said(ConfigError, "session.loader", "closed", "make another one"):
-        session.loader(samples(), batch_size=X)
+        session.loader(samples(), global_batch_size=X)
 
 
 @pytest.mark.parametrize("value", ["a", None, torch.ones(2), [1.0]], ids=["text", "none", "tensor", "list"])
@@ -132,8 +132,8 @@ def test_what_is_logged_or_averaged_is_a_number(value: Any) -> None:
         session.setup(linear())
         with said(ConfigError, "session.log(loss=…)", "give a number"):
             session.log(loss=value)
-        with said(ConfigError, "session.weighted", "give a number"):
-            session.weighted(value)
+        with said(ConfigError, "session.loss_mean", "give a number"):
+            session.loss_mean(value)
         with said(ConfigError, "session.mean(weight=…)", "give a number"):
             session.mean(1.0, weight=[value])
         if not isinstance(value, torch.Tensor):  # its mean is one, too
@@ -146,7 +146,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], type[UnevenError], list[str]]] = {
     "option": ({"balance": "lb-bsp:hysteresi=0.1"}, UnknownNameError, ["'hysteresi'", "did you mean 'hysteresis'"]),
     "predictor": ({"balance": "proportional:predictor=emma"}, UnknownNameError, ["'emma'", "did you mean 'ema'"]),
     "policy": ({"sync": "bps"}, UnknownNameError, ["'bps'", "did you mean 'bsp'"]),
-    "budget": ({"budget": 2.0}, ConfigError, ["budget = 2.0", "between 0 and 1"]),
+    "budget": ({"overhead_budget": 2.0}, ConfigError, ["overhead_budget = 2.0", "between 0 and 1"]),
     "time-out": ({"timeout_s": 0.0}, ConfigError, ["timeout_s = 0.0", "positive"]),
     "nonfinite": ({"nonfinite": "ignore"}, ConfigError, ["nonfinite = 'ignore'", "'raise' or 'warn'"]),
     "seed": ({"seed": -1}, ConfigError, ["seed = -1", "zero or a positive"]),
@@ -187,7 +187,7 @@ def test_loaders(case: str) -> None:
 
 @ranks(3)
 def test_batches_too_small_for_the_workers_and_limits_that_cannot_be_met(me: RankContext) -> None:
-    with uneven.Session() as session, said(DataError, "global batch of 2", "3 workers", "batch_size of at least 3"):
+    with uneven.Session() as session, said(DataError, "global batch of 2", "3 workers", "global batch of at least 3"):
         session.loader(samples(), 2)
     with uneven.Session() as session, said(DataError, "global batch of 24", "at least 9", "at least 27"):
         session.loader(samples(), X, min_batch=9)
@@ -334,7 +334,7 @@ def events(run: Path, rank: int, kind: str) -> list[EventRecord]:
 @ranks(2)
 def test_a_non_finite_gradient_is_told_and_training_goes_on(me: RankContext, tmp_path: Path) -> None:
     run = Path(tmp_path)
-    with uneven.Session(journal=run) as session, warnings.catch_warnings(record=True) as seen:
+    with uneven.Session(run_dir=run) as session, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model = session.setup(linear())
         count = 0
@@ -358,7 +358,7 @@ def test_a_non_finite_gradient_is_told_and_training_goes_on(me: RankContext, tmp
 @ranks(2)
 def test_a_non_finite_loss_is_told_by_the_log(me: RankContext, tmp_path: Path) -> None:
     run = Path(tmp_path)
-    with uneven.Session(journal=run, nonfinite="raise") as session:
+    with uneven.Session(run_dir=run, nonfinite="raise") as session:
         session.setup(linear())
         for count, _ in enumerate(session.loader(samples(), X)):
             if me.rank == 1 and count == 1:
@@ -372,7 +372,7 @@ def test_a_non_finite_loss_is_told_by_the_log(me: RankContext, tmp_path: Path) -
 
 def test_a_non_finite_loss_only_warns_by_default_and_then_counts(tmp_path: Path) -> None:
     """The warnings point to this file, and are few."""
-    with uneven.Session(journal=tmp_path) as session, warnings.catch_warnings(record=True) as warned:
+    with uneven.Session(run_dir=tmp_path) as session, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for _ in range(20):
             session.log(loss=float("inf"))

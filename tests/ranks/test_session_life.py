@@ -63,8 +63,8 @@ def test_alone_it_is_plain_pytorch(tmp_path: Path) -> None:
         F.cross_entropy(plain(x[part]), y[part]).backward()
         optimizer.step()
         optimizer.zero_grad()
-    with uneven.Session(journal=tmp_path) as session:
-        assert (session.rank, session.world_size, session.newest_shares) == (0, 1, ())
+    with uneven.Session(run_dir=tmp_path) as session:
+        assert (session.rank, session.world_size, session.next_shares) == (0, 1, ())
         train(session, model)
         assert session.shares == (X,)
         assert not dist.is_initialized()
@@ -84,7 +84,7 @@ def test_alone_shares_for_several_workers_are_told_once_and_do_not_count(
     for number, more in enumerate(given):
         run = tmp_path / str(number)
         told = "balance: a worker that is alone says 'even'"
-        with pytest.warns(RuntimeWarning, match=told), uneven.Session(journal=run, **more) as session:
+        with pytest.warns(RuntimeWarning, match=told), uneven.Session(run_dir=run, **more) as session:
             train(session, nn.Linear(6, 3))
         assert [step.batch for step in journal.read(run).ranks[0] if isinstance(step, StepRecord)] == [24, 24, 12]
         assert [event for event, message in events(run) if message.startswith(told)] == ["conflict"]
@@ -92,7 +92,7 @@ def test_alone_shares_for_several_workers_are_told_once_and_do_not_count(
 
 
 def test_closing_twice_and_going_on_afterwards(tmp_path: Path) -> None:
-    session = uneven.Session(journal=tmp_path)
+    session = uneven.Session(run_dir=tmp_path)
     loader = session.loader(samples(), X)
     session.close()
     session.close()
@@ -102,7 +102,7 @@ def test_closing_twice_and_going_on_afterwards(tmp_path: Path) -> None:
 
 
 def test_an_exception_in_the_block_is_in_the_journal(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), uneven.Session(journal=tmp_path):
+    with pytest.raises(KeyError), uneven.Session(run_dir=tmp_path):
         raise KeyError("label")
     assert events(tmp_path) == [("failed", "KeyError: 'label'")]
 
@@ -115,7 +115,7 @@ def closed_by_hand(session: uneven.Session) -> None:
 
 
 def test_an_exception_seen_by_a_close_in_finally_is_in_the_journal(tmp_path: Path) -> None:
-    session = uneven.Session(journal=tmp_path)
+    session = uneven.Session(run_dir=tmp_path)
     with pytest.raises(ValueError, match="bad"):
         closed_by_hand(session)
     assert events(tmp_path) == [("failed", "ValueError: bad")]
@@ -126,21 +126,21 @@ def test_an_older_exception_is_not_this_sessions(tmp_path: Path) -> None:
     try:
         raise ValueError("the first try")
     except ValueError:
-        with uneven.Session(journal=tmp_path):
+        with uneven.Session(run_dir=tmp_path):
             pass
     assert events(tmp_path) == [("end", "the run has ended")]
 
 
 @pytest.mark.parametrize(("code", "event"), [(0, "end"), (None, "end"), (2, "failed")])
 def test_leaving_by_sys_exit(tmp_path: Path, code: int | None, event: str) -> None:
-    with pytest.raises(SystemExit), uneven.Session(journal=tmp_path):
+    with pytest.raises(SystemExit), uneven.Session(run_dir=tmp_path):
         sys.exit(code)
     assert events(tmp_path)[0][0] == event
 
 
 SCRIPT = """
 import uneven
-session = uneven.Session(journal="run")
+session = uneven.Session(run_dir="run")
 for x in session.loader([1, 2, 3, 4], 2):
     pass
 {then}
@@ -172,7 +172,7 @@ def test_a_session_lives_as_long_as_its_loader() -> None:
 @ranks(2, join=False)
 def test_a_session_lives_as_long_as_its_model(me: RankContext, tmp_path: str) -> None:
     """Dropped with its model it leaves the group; kept by the model alone it goes on exchanging."""
-    model = uneven.Session(journal=tmp_path).setup(nn.Linear(6, 3))
+    model = uneven.Session(run_dir=tmp_path).setup(nn.Linear(6, 3))
     gc.collect()
     assert dist.is_initialized()
     F.mse_loss(model(torch.full((2, 6), float(me.rank))), torch.zeros(2, 3)).backward()

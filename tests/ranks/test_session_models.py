@@ -288,7 +288,7 @@ def normed() -> nn.Module:
 @ranks(3)
 def test_batch_norm_gets_two_samples_whatever_comes_first(me: RankContext, loader_first: bool) -> None:
     """A share of one sample has no variance. N leaves a last part of two samples, which one worker takes alone."""
-    with uneven.Session(balance=Starving(), budget=0.9) as session:
+    with uneven.Session(balance=Starving(), overhead_budget=0.9) as session:
         model, sizes = normed(), []
         if loader_first:
             loader = session.loader(TensorDataset(*tensors()), X)

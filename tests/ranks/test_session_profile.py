@@ -58,10 +58,10 @@ def unequal(me: RankContext, tmp_path: str) -> None:
     model, data = small()
     before = copy.deepcopy(model)
     passes = (1, 40)[me.rank]  # so much slower is rank 1 that no other load can make up for it
-    with uneven.Session(journal=tmp_path) as session:
+    with uneven.Session(run_dir=tmp_path) as session:
         model, optimizer = session.setup(model, sgd(model))
         loader = session.loader(data, SAMPLES)
-        even = session.newest_shares
+        even = session.next_shares
 
         def step(batch: Any) -> None:
             for _ in range(passes):
@@ -69,7 +69,7 @@ def unequal(me: RankContext, tmp_path: str) -> None:
             optimizer.step()
 
         profiles = session.profile(step, within_s=20.0)  # it ends at the largest batch long before
-        fast, slow = session.newest_shares
+        fast, slow = session.next_shares
         assert even == (SAMPLES // 2, SAMPLES // 2)
         assert fast > slow, profiles
         assert_same(model, before, 0.0)
@@ -94,12 +94,12 @@ def unequal(me: RankContext, tmp_path: str) -> None:
         assert most is not None
         assert profiles[0].failed is not None
         assert profiles[0].failed <= 32
-        assert session.newest_shares == (most, SAMPLES - most), "the fast one would have had more"
+        assert session.next_shares == (most, SAMPLES - most), "the fast one would have had more"
         for batch in loader:
             loss_of(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert session.newest_shares[0] <= most
+        assert session.next_shares[0] <= most
 
 
 def test_the_first_split_follows_the_profiles_and_memory_caps_a_share(tmp_path: Path) -> None:

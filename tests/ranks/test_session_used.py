@@ -251,7 +251,7 @@ def train(me: RankContext, folder: str, sync: str, stops: int | None) -> dict[st
         for _ in range(10_000 if stops is None else stops):
             next(turns, None)
         if stops is not None:
-            with job.session.evaluated():
+            with job.session.evaluation_model():
                 saved = job.saved()
             if me.rank == 0:
                 torch.save(saved, path)
@@ -313,7 +313,7 @@ def test_what_an_epoch_has_left_in_the_gradients_comes_in_the_pass_after_it() ->
 # ---------------------------------------------------------------- a centre that lacks the newest steps
 def shown(job: Job) -> State:
     """As saved, of the model to evaluate, by rank 0."""
-    with job.session.evaluated():
+    with job.session.evaluation_model():
         states = [job.saved()]
         if dist.is_initialized():
             dist.broadcast_object_list(states)

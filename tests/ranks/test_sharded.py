@@ -44,7 +44,7 @@ def equal(model: nn.Module, theirs: nn.Module, tolerance: float = 1e-6) -> None:
 def train(
     model: nn.Module, epochs: int = 2, balance: Any = None, wrap: Callable[[nn.Module], Any] | None = None
 ) -> uneven.Session:
-    session = uneven.Session(balance=Moving() if balance is None else balance, budget=0.9)
+    session = uneven.Session(balance=Moving() if balance is None else balance, overhead_budget=0.9)
     train_on(session, model, epochs, wrap)
     return session
 
@@ -88,7 +88,7 @@ def test_hsdp(me: RankContext) -> None:
 def test_passes_that_wait_and_shares_that_move_between_them(me: RankContext) -> None:
     model, passes = sharded(net(), 3), 2
     optimizer = sgd(model)
-    session = uneven.Session(balance=Moving(), budget=0.9)
+    session = uneven.Session(balance=Moving(), overhead_budget=0.9)
     session.setup(model, optimizer)
     loader = session.loader(TensorDataset(*tensors()), X, shuffle=False)
     theirs = net()
@@ -123,7 +123,7 @@ def test_a_mean_over_tokens(me: RankContext) -> None:
     steps = sgd(theirs)
     loader = session.loader(TensorDataset(x, y), X, shuffle=False)
     for (some, labels), whole, all_labels in zip(loader, x.split(X), y.split(X), strict=True):
-        with session.weighted((labels != -100).sum()):
+        with session.loss_mean((labels != -100).sum()):
             F.cross_entropy(model(some), labels).backward()
         F.cross_entropy(theirs(whole), all_labels).backward()
         for one in (optimizer, steps):
@@ -202,7 +202,7 @@ def test_a_distributed_checkpoint(me: RankContext, tmp_path: str) -> None:
 @ranks(2)
 def test_what_is_waited_for_counts_as_waiting(me: RankContext, tmp_path: str) -> None:
     """Two layers of which each worker holds half: parameters come before a pass, gradients go behind it."""
-    session = uneven.Session(balance="even", journal=tmp_path)
+    session = uneven.Session(balance="even", run_dir=tmp_path)
     train_on(session, sharded(net(), 2), 1)
     session.close()
     records = read(Path(tmp_path)).ranks[me.rank]

@@ -98,9 +98,9 @@ def test_a_checkpoint_is_the_mean_of_the_sites_and_every_sample_comes_once_over_
     os.environ["UNEVEN_SITE"] = f"site {me.rank}"
     first = Run("geo:ssp:staleness=1,threshold=0.2")
     seen = first.epoch(2)
-    with pytest.raises(CheckpointError, match=r"save inside\s+session.evaluated"):
+    with pytest.raises(CheckpointError, match=r"save inside\s+session.evaluation_model"):
         first.session.state_dict()
-    with first.session.evaluated():
+    with first.session.evaluation_model():
         model = {key: value.clone() for key, value in first.model.state_dict().items()}
         state: Any = first.session.state_dict()
         shown = flat(first.model)

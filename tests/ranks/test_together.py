@@ -57,7 +57,7 @@ def train(
     for _ in range(epochs):
         for batch in loader:
             done.append([])
-            for x, y, index in session.passes(batch):
+            for x, y, index in session.microbatches(batch):
                 if slow:
                     time.sleep(EACH_S * len(x))  # a slow worker: what it computes would be over at once
                 F.mse_loss(model(x), y).backward()
@@ -73,7 +73,7 @@ def test_weights_are_those_of_one_process_and_each_sample_is_used_once(
     me: RankContext, tmp_path: str, unused: bool
 ) -> None:
     """Rank 1 is slow, and its balancer gives it the most."""
-    with uneven.Session(balance="static:shares=6/10/2", journal=tmp_path) as session:
+    with uneven.Session(balance="static:shares=6/10/2", run_dir=tmp_path) as session:
         model = net().double()
         done = train(session, model, 2, me.rank == 1, find_unused_parameters=unused)
     assert_same(model, one_process(2), 1e-12)
@@ -137,18 +137,18 @@ def test_what_is_refused(me: RankContext) -> None:
         session.setup(model, sgd(model))
         batch = next(iter(session.loader(data(), X, together=True)))
         with pytest.raises(ConfigError, match="do not meet in each iteration"):
-            session.passes(batch)
+            session.microbatches(batch)
     with uneven.Session() as session:
         model = net().double()
         session.setup(model, sgd(model))
         loader = session.loader(data(), X, together=True)
         with pytest.raises(TrainingError, match="outside of the loop"):
-            next(session.passes(data()[:4]))
+            next(session.microbatches(data()[:4]))
         for batch in loader:
             with pytest.raises(TrainingError, match="no forward pass on the batch"):
-                list(session.passes(batch))
-            with session.weighted(1.0):
+                list(session.microbatches(batch))
+            with session.loss_mean(1.0):
                 model(batch[0])
-                with pytest.raises(TrainingError, match=r"inside of session\.weighted"):
-                    next(session.passes(batch))
+                with pytest.raises(TrainingError, match=r"inside of session\.loss_mean"):
+                    next(session.microbatches(batch))
             break

@@ -215,7 +215,7 @@ def test_lightning_finds_the_strategy_by_name(me: RankContext, tmp_path: str) ->
     trainer.fit(ours, datamodule=in_module()())
     assert_same(ours.net, reference(2, net()), 1e-6)
     session = trainer.strategy.session
-    assert session.newest_shares == (6, 2, 4)
+    assert session.next_shares == (6, 2, 4)
     session.close()
 
 

@@ -23,7 +23,7 @@ class Watching(SyncPolicy):
     def __init__(self, inner: str) -> None:
         self.inner = inner
         self._policy = policies.resolve(inner)
-        self.evaluated = self._policy.evaluated
+        self.evaluation_model = self._policy.evaluation_model
         self.views: dict[tuple[int, int], list[SyncView]] = {}
 
     @property

@@ -31,7 +31,7 @@ def test_a_checkpoint_is_loaded_and_training_continues(me: RankContext, name: st
     with uneven.Session(sync=POLICIES[name]) as session:
         model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         data = TensorDataset(torch.randn(96, 4, generator=torch.Generator().manual_seed(1)), torch.arange(96) % 2)
-        loader = session.loader(data, batch_size=12)
+        loader = session.loader(data, global_batch_size=12)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         session.load_state_dict(saved["session"])

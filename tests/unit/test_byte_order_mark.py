@@ -38,7 +38,7 @@ def series(path: Path) -> Any:
             "run.toml", '[[layer]]\nsource = "a"\n[layer.run]\nseed = 3\n', lambda one: load_layers(one.parent), id="a"
         ),
         pytest.param(
-            "search.toml", '[search]\ntrain = "json:dumps"\nmetric = "score"\n[space]\nx = { log = [0.1, 1] }\n',
+            "search.toml", '[search]\ntrain = "json:dumps"\nmetric = "score"\n[space]\nx = { loguniform = [0.1, 1] }\n',
             search_file.read, marks=brought("searches", "editors", "a search in TOML with a byte-order mark"),
         ),
         pytest.param(

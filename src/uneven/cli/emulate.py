@@ -90,7 +90,7 @@ def command(
         "balance": balance,
         "sync": sync,
         "seed": seed,
-        "budget": budget,
+        "overhead_budget": budget,
         "timeout_s": timeout,
         "threads": threads,
         "keep_freed_memory": keep_freed_memory,

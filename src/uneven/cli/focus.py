@@ -146,7 +146,7 @@ def query(
     """
     from uneven import focus
 
-    opened = focus.open(index, None if truth is None else _truth(truth, side))
+    opened = focus.load_index(index, None if truth is None else _truth(truth, side))
     if form is answer.Form.TEXT:
         print("stream\tframe\ttime_s\tbox\tconfidence")
     count, between_ = 0, _between(between)
@@ -194,7 +194,7 @@ def tune(
     """
     from uneven import focus
 
-    opened = focus.open(index, _truth(truth, side))
+    opened = focus.load_index(index, _truth(truth, side))
     source = focus.Video(video)
     found = focus.drifted(opened, source, sample_s)
     print(printable(str(found)))
@@ -221,7 +221,7 @@ def watch(
     from uneven import focus
     from uneven.focus.supervise import over, table
 
-    opened = focus.open(index)
+    opened = focus.load_index(index)
     with Live(table(opened), refresh_per_second=10) as live:
         try:
             while not over(opened):
@@ -254,7 +254,7 @@ def report(
     from uneven import focus
     from uneven.focus import focus_report
 
-    opened = focus.open(index)
+    opened = focus.load_index(index)
     with access(f"write the report {page}"):
         text = focus_report.page(opened, stream or next(iter(opened.streams)), name or ())
         page.write_text(text, encoding="utf-8")

@@ -162,7 +162,7 @@ def run(
         "balance": balance,
         "sync": sync,
         "seed": seed,
-        "budget": budget,
+        "overhead_budget": budget,
         "timeout_s": timeout,
         "threads": threads,
         "keep_freed_memory": keep_freed_memory,
@@ -184,7 +184,7 @@ def run(
     # On every machine, because its workers read the settings there; without a shared disk each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
     said = {
-        "--balance": balance, "--sync": sync, "--seed": seed, "--budget": budget, "--timeout": timeout,
+        "--balance": balance, "--sync": sync, "--seed": seed, "--overhead-budget": budget, "--timeout": timeout,
         "--threads": threads, "--config": config_file and config_file.absolute(),
     }  # fmt: skip
     with (

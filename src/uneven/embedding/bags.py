@@ -22,26 +22,28 @@ from uneven.embedding.pure.table_wire import Say
 from uneven.embedding.table_client import AskedRows, TableStats
 from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
 from uneven.errors import ConfigError, reason
-from uneven.run.step.part import Part, Run
+from uneven.run.step.callback import Callback, CallbackContext
 
 
-class TablesPart(Part):
+class TablesCallback(Callback):
     """The part that an ``EmbeddingBagCollection`` adds to a session."""
 
     def __init__(self, door: TableAccess) -> None:
         self._door = door
-        self._run: Run | None = None
+        self._run: CallbackContext | None = None
         self._tables: Any = None  # the collection, while a session is open
 
     @property
     def name(self) -> str:
         return f"tables-{self._door.spec.fingerprint:08x}"
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         """Connect to the shards, so that configuration errors are raised before the training starts."""
         self._run = run
-        found = [one for one in run.model.modules() if isinstance(getattr(one, "uneven_part", None), TablesPart)]
-        self._tables = next(one for one in found if one.uneven_part is self)
+        found = [
+            one for one in run.model.modules() if isinstance(getattr(one, "uneven_callback", None), TablesCallback)
+        ]
+        self._tables = next(one for one in found if one.uneven_callback is self)
         self._door.scale = partial(_counts, run)  # evaluated at each step: the shares may move
         _ = self._door.client  # connects now
         if self._door.served and len(found) > 1:
@@ -53,7 +55,7 @@ class TablesPart(Part):
     def batch_read(self, ids: Any) -> None:
         self._door.ahead(ids, learning=self._tables.anchor.requires_grad)
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def evaluation_model(self) -> AbstractContextManager[None]:
         return self._flushed()
 
     @contextmanager
@@ -64,7 +66,7 @@ class TablesPart(Part):
             self._tell(self._run)
         yield
 
-    def _tell(self, run: Run) -> None:
+    def _tell(self, run: CallbackContext) -> None:
         stats = self._door.stats()
         half, most, counts = stats.stale(0.5), stats.stale(0.95), stats.counts
         run.tell(
@@ -83,7 +85,7 @@ class TablesPart(Part):
         self._door.leave()
 
 
-def _counts(run: Run) -> float:
+def _counts(run: CallbackContext) -> float:
     """Return the weight of this worker's gradient: x_i / X if all workers average theirs, otherwise 1."""
     turn = run.turn()
     return turn.in_gradient if turn is not None and turn.exchanging else 1.0
@@ -141,9 +143,9 @@ class EmbeddingBagCollection(nn.Module):
         wire: "float32", or "bfloat16" to halve the traffic between machines.
         save_every_s: seconds between automatic saves, from which a failed server restarts; None for never.
         in_state_dict: whether ``state_dict()`` holds all rows. Pass False for growing tables and for tables larger than
-            a worker's memory; save these with :meth:`save` and :meth:`restore`.
-        placed_by: folder of an earlier :meth:`save`: place tables by the lookups measured then, and by the servers'
-            speeds if their number is the same. Must be the same for all workers.
+            a worker's memory; save these with :meth:`save_checkpoint` and :meth:`load_checkpoint`.
+        placed_by: folder of an earlier :meth:`save_checkpoint`: place tables by the lookups measured then, and by the
+            servers' speeds if their number is the same. Must be the same for all workers.
 
     Raises:
         ConfigError: a value is invalid.
@@ -174,7 +176,7 @@ class EmbeddingBagCollection(nn.Module):
         )
         self.in_state_dict = in_state_dict
         self.anchor = nn.Parameter(torch.zeros(1))
-        self.uneven_part = TablesPart(self.door)
+        self.uneven_callback = TablesCallback(self.door)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -189,7 +191,7 @@ class EmbeddingBagCollection(nn.Module):
     @property
     def width(self) -> int:
         """The sum of the dims of all features."""
-        return sum(one.dim * len(one.features) for one in self.tables)
+        return sum(one.embedding_dim * len(one.feature_names) for one in self.tables)
 
     def forward(self, ids: Any) -> PooledFeatures:
         """Return the pooled rows of a batch, on the device of its ids; for formats of ``ids`` see
@@ -233,7 +235,7 @@ class EmbeddingBagCollection(nn.Module):
         """
         return read_grown(self.door, name)
 
-    def export(self) -> dict[str, Tensor]:
+    def to_state_dict(self) -> dict[str, Tensor]:
         """Return the tables as a state dict for ``torch.nn.EmbeddingBag`` and TorchRec's collection.
 
         ``embedding_bags.<table>.weight`` has shape (rows, dim). A growing table has the rows of :meth:`grown` there,
@@ -244,27 +246,31 @@ class EmbeddingBagCollection(nn.Module):
             found[f"embedding_bags.{name}.ids"], found[f"embedding_bags.{name}.weight"] = self.grown(name)
         return found
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load a result of :meth:`export`, on one worker. Adagrad's sums are reset if the state has none.
+    def from_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load a result of :meth:`to_state_dict`, on one worker. Adagrad's sums are reset if the state has none.
 
         Raises:
             ConfigError: a table grows, is missing, has another shape, or holds a NaN or an infinity.
         """
         missing, _, wrong = misfits(self.tables, state)
         for why in (*wrong, *(f"the state has no {key}" for key in missing)):
-            raise ConfigError(f"load: {why}")
+            raise ConfigError(f"from_state_dict: {why}")
         write_state(self.door, state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.in_state_dict:
             return
         grows = next((one.name for one in self.tables if one.grows), None)
-        needed, free = 4 * sum(one.held * (one.dim + 1) for one in self.tables), psutil.virtual_memory().available
+        needed, free = (
+            4 * sum(one.held * (one.embedding_dim + 1) for one in self.tables),
+            psutil.virtual_memory().available,
+        )
         if grows is not None or needed > free:
             why = f"the rows take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free"
             raise ConfigError(
                 f"state_dict: {why if grows is None else f'table {grows!r} grows'}; give EmbeddingBagCollection "
-                f"in_state_dict=False, and keep the rows with tables.save(folder) and tables.restore(folder)"
+                "in_state_dict=False, and keep the rows with tables.save_checkpoint(folder) and "
+                "tables.load_checkpoint(folder)"
             )
         state = read_state(self.door, sums=isinstance(self.door.spec.optimizer, RowwiseAdagrad))
         destination.update({prefix + key: one for key, one in state.items()})
@@ -291,11 +297,11 @@ class EmbeddingBagCollection(nn.Module):
         self.flush()  # no worker may train before the last one has written
         self.door.drop_ahead()  # prefetched rows are from before the load
 
-    def save(self, folder: str | Path) -> None:
+    def save_checkpoint(self, folder: str | Path) -> None:
         """Make each server write its rows and Adagrad's sums to a folder on its machine, while training continues.
 
-        Rows are then of different times, each one consistent; within ``session.evaluated()`` on all workers, all are of
-        the same time. One worker calls it.
+        Rows are then of different times, each one consistent; within ``session.evaluation_model()`` on all workers, all
+        are of the same time. One worker calls it.
 
         Raises:
             CheckpointError: a server failed.
@@ -304,8 +310,8 @@ class EmbeddingBagCollection(nn.Module):
         Path(folder).mkdir(parents=True, exist_ok=True)  # the servers may be on another machine
         (Path(folder) / _MEASURED).write_text(self.door.measured().text, encoding="utf-8")
 
-    def restore(self, folder: str | Path) -> None:
-        """Load a folder of :meth:`save`, on any number of servers. One worker calls it, before training.
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Load a folder of :meth:`save_checkpoint`, on any number of servers. One worker calls it, before training.
 
         Raises:
             CheckpointError: rows are missing, or have another shape.
@@ -328,7 +334,7 @@ class EmbeddingBagCollection(nn.Module):
             self.__reduce__()  # always raises
         copied = type(self).__new__(type(self))
         nn.Module.__init__(copied)
-        copied.door, copied.uneven_part, copied.anchor = self.door, self.uneven_part, anchor
+        copied.door, copied.uneven_callback, copied.anchor = self.door, self.uneven_callback, anchor
         copied.in_state_dict, copied.training = self.in_state_dict, self.training
         memo[id(self)] = copied
         return copied
@@ -340,7 +346,9 @@ class EmbeddingBagCollection(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables)
+        return ", ".join(
+            f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.embedding_dim}" for one in self.tables
+        )
 
 
 class EmbeddingCollection(EmbeddingBagCollection):
@@ -368,7 +376,7 @@ def _measured(folder: Path) -> MeasuredTables:
     try:
         return MeasuredTables.read((folder / _MEASURED).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"placed_by={str(folder)!r}: {reason(error)}; give a folder of save()") from error
+        raise ConfigError(f"placed_by={str(folder)!r}: {reason(error)}; give a folder of save_checkpoint()") from error
 
 
 class _Given(torch.autograd.Function):

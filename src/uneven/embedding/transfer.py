@@ -26,8 +26,8 @@ def read_tables(door: TableAccess, kind: Say = Say.READ) -> Iterator[tuple[str, 
         table = door.spec.tables[part.table]
         if table.grows:
             continue
-        for start, stop in _blocks(part.rows, table.dim):
-            rows = door.client.rows(shard, _bags(group, table.dim, base + start, base + stop), kind)
+        for start, stop in _blocks(part.rows, table.embedding_dim):
+            rows = door.client.rows(shard, _bags(group, table.embedding_dim, base + start, base + stop), kind)
             yield table.name, part.start + start, torch.from_numpy(rows.copy())  # received arrays are read-only
 
 
@@ -38,7 +38,7 @@ def read_grown(door: TableAccess, name: str) -> tuple[Tensor, Tensor]:
         raise ConfigError(
             f"table {name!r} is not a growing table (rows=None) of {[one.name for one in door.spec.tables]}"
         )
-    dim, firsts, ids, rows = door.spec.tables[number].dim, [], [], []
+    dim, firsts, ids, rows = door.spec.tables[number].embedding_dim, [], [], []
     for shard, group, part, _ in _ranges(door):
         if part.table == number:
             found, slots = door.client.names(shard, group)
@@ -86,16 +86,16 @@ def write_state(door: TableAccess, state: Mapping[str, Tensor]) -> None:
     for shard, group, part, base in _ranges(door):
         table = door.spec.tables[part.table]
         key, sums = _KEY.format(table.name, "weight"), arrays.get(_KEY.format(table.name, "sum"))
-        for start, stop in _blocks(part.rows, table.dim) if key in arrays else ():
+        for start, stop in _blocks(part.rows, table.embedding_dim) if key in arrays else ():
             some = slice(part.start + start, part.start + stop)
             rows, weights = arrays[key][some], None if sums is None else sums[some]
-            bags = _bags(group, table.dim, base + start, base + stop)
+            bags = _bags(group, table.embedding_dim, base + start, base + stop)
             door.client.write(shard, replace(bags, values=rows, weights=weights))
 
 
 def _shapes(tables: Sequence[Table]) -> dict[str, tuple[int, ...]]:
     fixed = [one for one in tables if not one.grows]
-    weights = {_KEY.format(one.name, "weight"): (one.held, one.dim) for one in fixed}
+    weights = {_KEY.format(one.name, "weight"): (one.held, one.embedding_dim) for one in fixed}
     return weights | {_KEY.format(one.name, "sum"): (one.held,) for one in fixed}
 
 

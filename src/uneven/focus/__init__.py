@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from uneven.focus.pure.sweep import Policy, SweepGrid
     from uneven.focus.query import Embedding, Hit, VideoIndex
     from uneven.focus.sprites import Sprites
-    from uneven.focus.start import Update, ingest, open, retune
+    from uneven.focus.start import Update, ingest, load_index, retune
     from uneven.focus.truth import Truth
     from uneven.focus.tune import Wanted
     from uneven.focus.video import Frame, Video, VideoSource
@@ -63,13 +63,13 @@ __all__ = [
     "Wanted",
     "drifted",
     "ingest",
-    "open",
+    "load_index",
     "place",
     "retune",
 ]
 
 _HOMES = {
-    "uneven.focus.start": ("Update", "ingest", "open", "retune"),
+    "uneven.focus.start": ("Update", "ingest", "load_index", "retune"),
     "uneven.focus.pure.cameras": ("place",),
     "uneven.focus.pure.clusters": ("Clusters",),
     "uneven.focus.drift": ("Drift", "drifted"),

@@ -128,7 +128,7 @@ def ingest(
     return VideoIndex(Path(into), judge)
 
 
-def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> VideoIndex:
+def load_index(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> VideoIndex:
     """Open an existing index.
 
     Args:

@@ -4,7 +4,7 @@
 
     graph.partition(data, path="parts", shares=(4, 2, 1))   # once
     g = graph.load("parts")                                 # this worker's part
-    session = uneven.Session(parts=[g])
+    session = uneven.Session(callbacks=[g])
     conv = graph.SAGEConv(in_channels, out_channels)        # conv(x, g)
 
 Names are imported lazily, so that partitioners need no torch.

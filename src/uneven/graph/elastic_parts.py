@@ -11,13 +11,13 @@ import torch
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.graph import PartedGraph
 from uneven.graph.graph_source import GraphSource
-from uneven.run.step.part import Run, Step
+from uneven.run.step.callback import CallbackContext, Step
 
 
 class ElasticGraph(PartedGraph):
     """A graph with elastic membership. Call :meth:`rebalance` before every step."""
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         """Open the line; raise :class:`ConfigError` for an exchange that cannot be repeated with other workers."""
         if not self.how.exact:
             raise ConfigError(

@@ -23,10 +23,10 @@ from uneven.graph.graph_source import GraphSource
 from uneven.graph.layers import carry_layers
 from uneven.graph.pure.regions import alone_s
 from uneven.run.lines import Line
-from uneven.run.step.part import Part, Run, Step
+from uneven.run.step.callback import Callback, CallbackContext, Step
 
 
-class PartedGraph(Part):
+class PartedGraph(Callback):
     """This worker's part of a graph, with the operations of its layers.
 
     Rows of all tensors are the vertices that this worker roots, in the order of the cut.
@@ -53,7 +53,7 @@ class PartedGraph(Part):
         self.size = size
         self._weight = 1.0
         self._line: Line | None = None
-        self._run: Run | None = None
+        self._run: CallbackContext | None = None
         self._layers: list[torch.nn.Module] = []
         self._calls = 0
         self.constants = Constants()
@@ -82,7 +82,7 @@ class PartedGraph(Part):
 
     # ── the part of a session ───────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         """Open the line of ``run``, and compare the workers' graphs.
 
         Raises:
@@ -100,7 +100,7 @@ class PartedGraph(Part):
             self._compare()
         self._begin(run)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: CallbackContext) -> None:
         self._run = run
         self._layers = carry_layers(run.model, self, alone=self._line is None)
 

@@ -75,7 +75,7 @@ class BalancedStrategy(DDPStrategy):
 
         session = uneven.Session()
         trainer = lightning.Trainer(strategy=BalancedStrategy(session), devices=1)
-        trainer.fit(module, session.loader(dataset, batch_size=512))     # the global batch
+        trainer.fit(module, session.loader(dataset, global_batch_size=512))     # the global batch
 
     ``Trainer(strategy="uneven")`` makes one with a new session, once this module is imported.
     ``training_step`` must return a mean over this worker's part. Validation and test use equal parts.
@@ -152,7 +152,7 @@ class BalancedStrategy(DDPStrategy):
         if any(one is not self._epochs for one in tree_leaves(self.lightning_module.trainer.train_dataloader)):
             raise ConfigError(
                 "batches of the training are not the session's, so each worker would train on all of them: call "
-                "trainer.fit(module, session.loader(dataset, batch_size=…)), with the global batch, or let "
+                "trainer.fit(module, session.loader(dataset, global_batch_size=…)), with the global batch, or let "
                 "train_dataloader return self.trainer.strategy.session.loader(…)"
             )
 

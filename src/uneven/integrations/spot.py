@@ -1,4 +1,4 @@
-"""Preemption notices, for ``uneven.Session(notice=…)``.
+"""Preemption notices, for ``uneven.Session(preemption_notice=…)``.
 
 A notice is a function without arguments, called once per second in a background thread. It returns the seconds until
 the machine is reclaimed, or None.

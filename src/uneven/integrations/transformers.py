@@ -130,14 +130,14 @@ class Balanced:
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
         """Return a scalar loss whose mean over workers is the mean over the global batch."""
         count = self.loss_count(inputs)
-        with nullcontext() if count is None else self.session.weighted(count):
+        with nullcontext() if count is None else self.session.loss_mean(count):
             loss: torch.Tensor = super().training_step(model, inputs, *given, **named)  # type: ignore[misc] # as above
         # The Trainer averages over equal workers, so undo that and apply this worker's weight.
-        weight = self.session.weight
+        weight = self.session.loss_weight
         return loss * (weight * self.session.world_size) if weight else torch.zeros_like(loss)
 
     def evaluation_loop(self, *given: Any, **named: Any) -> Any:
-        with self.session.evaluated():
+        with self.session.evaluation_model():
             return super().evaluation_loop(*given, **named)  # type: ignore[misc] # as above
 
     def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
@@ -147,7 +147,7 @@ class Balanced:
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         trainer: Any = self
-        with self.session.evaluated():
+        with self.session.evaluation_model():
             super()._save_checkpoint(model, trial)  # type: ignore[misc] # as above
             if trainer.args.should_save:
                 folder = Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_exchange import PackedExchanges
 from uneven.precondition.pure.packing import Layout
-from uneven.run.step.part import Run
+from uneven.run.step.callback import CallbackContext
 
 
 def like(model: nn.Module, kind: torch.dtype | None) -> Tensor:
@@ -83,7 +83,7 @@ _TIMES = 3
 _SIDE = 256
 
 
-def probed_share(run: Run, name: str, works: Sequence[ItemWork]) -> float:
+def probed_share(run: CallbackContext, name: str, works: Sequence[ItemWork]) -> float:
     """Return 1 or 1 / P, whichever gives the shorter plain step.
 
     With 1 every worker preconditions everything and nothing is sent; with 1 / P each layer is preconditioned once and

@@ -26,11 +26,11 @@ from uneven.precondition.pure.packing import Layout
 from uneven.precondition.pure.schedule import Schedule
 from uneven.precondition.pure.sharing import Sharing
 from uneven.precondition.refresh import Refresh, idle_cores
-from uneven.run.step.part import Part, Run, Step
+from uneven.run.step.callback import Callback, CallbackContext, Step
 from uneven.runtime.frames import warn
 
 
-class Preconditioner(Part):
+class Preconditioner(Callback):
     """The base class of K-FAC and SOAP.
 
     Attributes:
@@ -102,7 +102,7 @@ class Preconditioner(Part):
 
     # ── moments ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         """Set up items, lines and owners for the model; raise :class:`ConfigError` without items."""
         self.run, self.optimizer = run, run.optimizers[0]
         self._like = like(run.model, self.how.factor_dtype)
@@ -126,7 +126,7 @@ class Preconditioner(Part):
         self._clock_s = time.process_time if self._on_host else time.perf_counter
         self._lay_out(self._place())
 
-    def _share(self, run: Run) -> float:
+    def _share(self, run: CallbackContext) -> float:
         """Return f, measured if "auto"; 1 in elastic runs, where plain steps must need no other worker."""
         share = self.how.grad_worker_fraction
         if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
@@ -174,7 +174,7 @@ class Preconditioner(Part):
         return described(self.kind, items, periods, share, self.how.assignment_strategy, own, self._factors_taken)
 
     @contextmanager
-    def evaluated(self) -> Any:
+    def evaluation_model(self) -> Any:
         """Gather the factors of all workers for :meth:`state_dict` inside of the context."""
         if self.works:
             self._gathered = self._gather()
@@ -394,13 +394,14 @@ class Preconditioner(Part):
         """Return clock and statistics.
 
         Raises:
-            CheckpointError: other workers keep a part, and this is outside of ``session.evaluated()``.
+            CheckpointError: other workers keep a part, and this is outside of ``session.evaluation_model()``.
         """
         if not self.works:
             return {}
         if self._gathered is None and len(self.members) > 1 and not self._replicated:
             raise CheckpointError(
-                f"{self.name} keeps each factor on one worker: save inside `with session.evaluated():` on every worker"
+                f"{self.name} keeps each factor on one worker: save inside `with session.evaluation_model():` on every "
+                "worker"
             )
         return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
 

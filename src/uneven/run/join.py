@@ -15,10 +15,10 @@ from uneven.policy.core.run_config import Conflict, RunConfig, merge
 from uneven.policy.sync import compatible, pace_of, policies, threaded, unheeded, unsited
 from uneven.run.context.context import Context
 from uneven.run.context.scribe import Scribe
-from uneven.run.loops.visits import bind_visits
+from uneven.run.loops.site_evaluation import bind_site_evaluations
 from uneven.run.start.connect import compare, identity, versions
 from uneven.run.step.build import connected, participants_of
-from uneven.run.step.part import Part
+from uneven.run.step.callback import Callback
 from uneven.run.step.refusals import check_carried
 from uneven.runtime import rundir
 from uneven.runtime.world import World
@@ -71,26 +71,26 @@ def join(
     # `given` has None for settings that the script does not set
     world: World,
     given: dict[str, Any],
-    journal: str | Path | None,
-    parts: Sequence[Part],
+    run_dir: str | Path | None,
+    callbacks: Sequence[Callback],
 ) -> Context:
     """Join the others with the same settings; every rank calls it at the same time. Raises as
     :class:`uneven.Session`."""
-    if isinstance(parts, Part):
-        raise ConfigError(f"parts={parts.name!r}: give a list, even of one, parts=[…]")
+    if isinstance(callbacks, Callback):
+        raise ConfigError(f"callbacks={callbacks.name!r}: give a list, even of one, callbacks=[…]")
     settings = decide_settings(world, {key: value for key, value in given.items() if value is not None})
     config = settings.config
     sync, balance = (settings.objects.get(key, getattr(config, key)) for key in ("sync", "balance"))
     balancer, policy = balancers.resolve(balance), policies.resolve(sync)
     check_carried(policy, tuple(range(world.size)), {})
-    if parts and config.threads > 1:
-        raise ConfigError(f"parts with threads = {config.threads}: parts need threads = 1")
+    if callbacks and config.threads > 1:
+        raise ConfigError(f"callbacks with threads = {config.threads}: parts need threads = 1")
     connection = connected(world, policy, balancer, config)
     with ExitStack() as undo:
         # Without this the others would wait for this worker until the time-out if the rest of the start fails.
         undo.callback(connection.close, failed=True)
         said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
-        directory = journal if journal is not None else world.run_directory
+        directory = run_dir if run_dir is not None else world.run_directory
         scribe = Scribe(world, directory, config, versions(), pace_of(policy))
         undo.pop_all()
     for conflict in settings.conflicts:  # the launcher has reported those between command line and file
@@ -104,5 +104,5 @@ def join(
         world=world, config=config, policy=policy, balancer=balancer, sites=sites, connection=connection,
         scribe=scribe, participants=participants_of(connection, policy, scribe),
     )  # fmt: skip
-    bind_visits(context, parts)
+    bind_site_evaluations(context, callbacks)
     return context

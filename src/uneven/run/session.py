@@ -26,11 +26,11 @@ from uneven.run.model.hooks import Undo
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.opening import DataLoaderOptions, check_keywords
 from uneven.run.start.connect import device_of, find_world
+from uneven.run.step.callback import Callback
+from uneven.run.step.callbacks import Callbacks
 from uneven.run.step.checkpoint import Checkpoint
 from uneven.run.step.loop import StepLoop
 from uneven.run.step.membership_hooks import MembershipHooks
-from uneven.run.step.part import Part
-from uneven.run.step.parts import Parts
 from uneven.run.threads.hogwild import Threads
 from uneven.runtime.at_exit import ends_with_the_program
 from uneven.runtime.states import save_whole
@@ -51,7 +51,7 @@ class Session:
 
         session = uneven.Session()
         model, optimizer = session.setup(model, optimizer)
-        loader = session.loader(dataset, batch_size=512)     # the global batch
+        loader = session.loader(dataset, global_batch_size=512)     # the global batch
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)              # mean over this worker's part, as always
             loss.backward()
@@ -66,16 +66,16 @@ class Session:
         balance: a balancer or its name: "lb-bsp", "even", "static:shares=2/1", "proportional", …
         sync: a synchronization policy or its name.
         seed: determines the order of the samples, together with the epoch.
-        budget: largest share of an iteration that measurements and decisions may cost.
+        overhead_budget: largest share of an iteration that measurements and decisions may cost.
         timeout_s: how long an exchange may wait for a peer. An existing process group keeps its own time-out for
             gradients.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity first appears.
         threads: number of threads that train this worker's replica concurrently, without a lock; see :meth:`train`.
         keep_freed_memory: whether memory freed by a step is kept for the next one (on the CPU, with glibc).
-        journal: directory for the run's journal; the default is the run directory of ``uneven run``, or no journal.
-        parts: additional parts of each step, in this order; see :class:`uneven.Part`.
-        notice: returns the seconds until this machine is reclaimed, or None. A background thread calls it once a
-            second; after a notice the worker leaves its elastic run, see :mod:`uneven.integrations.spot`.
+        run_dir: directory for the run's journal; the default is the run directory of ``uneven run``, or no journal.
+        callbacks: objects with methods that each step calls, in this order; see :class:`uneven.Callback`.
+        preemption_notice: returns the seconds until this machine is reclaimed, or None. A background thread calls it
+            once a second; after a notice the worker leaves its elastic run, see :mod:`uneven.integrations.spot`.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -89,25 +89,33 @@ class Session:
         balance: str | Balancer | None = None,
         sync: str | SyncPolicy | None = None,
         seed: int | None = None,
-        budget: float | None = None,
+        overhead_budget: float | None = None,
         timeout_s: float | None = None,
         nonfinite: str | None = None,
         threads: int | None = None,
         keep_freed_memory: bool | None = None,
-        journal: str | Path | None = None,
-        parts: Sequence[Part] = (),
-        notice: Callable[[], float | None] | None = None,
+        run_dir: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        preemption_notice: Callable[[], float | None] | None = None,
     ) -> None:
         self.world = find_world()
-        given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
-                 "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
-        context = join(self.world, given, journal, parts)
+        given = {
+            "balance": balance,
+            "sync": sync,
+            "seed": seed,
+            "overhead_budget": overhead_budget,
+            "timeout_s": timeout_s,
+            "nonfinite": nonfinite,
+            "threads": threads,
+            "keep_freed_memory": keep_freed_memory,
+        }
+        context = join(self.world, given, run_dir, callbacks)
         self.config: RunConfig = context.config
         # No object made here refers to the session. The loader and the model's hooks do, and so keep it alive.
-        self._loop = StepLoop(context, Parts(parts))
+        self._loop = StepLoop(context, Callbacks(callbacks))
         context.participants.bind(MembershipHooks(self._loop))
-        if notice is not None:
-            context.participants.heed(notice)
+        if preemption_notice is not None:
+            context.participants.heed(preemption_notice)
         self._threads = Threads(self._loop)
         # A reference from `context` back to the session would keep it alive for ever.
         self._closing = weakref.finalize(self, leave, context)
@@ -168,7 +176,7 @@ class Session:
     def save(self, state: Any, path: str | Path) -> None:
         """Save ``state`` with ``torch.save`` on the main worker only; a crash leaves the old file or the new one::
 
-            with session.evaluated():
+            with session.evaluation_model():
                 session.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
 
         Other workers do not wait. Call :meth:`barrier` before they read the file.
@@ -238,7 +246,7 @@ class Session:
     def loader(
         self,
         dataset: Any,
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         *,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
@@ -261,26 +269,27 @@ class Session:
 
         ::
 
-            loader = session.loader(dataset, batch_size=512, num_workers=2)
+            loader = session.loader(dataset, global_batch_size=512, num_workers=2)
             loader = session.loader(DataLoader(dataset, 128, shuffle=True))      # 128 samples × the number of workers
 
         Args:
             dataset: map-style or a stream, the same on every rank; or a ``DataLoader`` of torch, whose data set and
                 options are taken over.
-            batch_size: the GLOBAL batch: the samples of all workers together in one iteration. None is for a
+            global_batch_size: the GLOBAL batch: the samples of all workers together in one iteration. None is for a
                 ``DataLoader``: its batch size times the number of workers.
             shuffle: whether each epoch has a new order. None means True, or as in the ``DataLoader``.
             drop_last: whether an incomplete last batch is left out. None means False, or as in the ``DataLoader``.
             sampler: draws the order of an epoch, the same on all ranks.
-            batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
+            batch_sampler: draws lists of at most ``global_batch_size`` indices; each is a global batch.
             min_batch: least samples of this worker in an iteration. None is what the model needs: 2 with batch norm,
                 else 1. :meth:`setup` may come before or after.
             max_batch: most samples of this worker, for instance as many as fit its memory; None for no limit.
             cost: of each sample: an array, or a function of its index. Batches are divided by cost, not by number.
             padded: whether a part costs its number of samples times its greatest cost, instead of their sum.
-            microbatch: most samples in one pass of :meth:`passes`: a number, or "auto" for the limit that
+            microbatch: most samples in one pass of :meth:`microbatches`: a number, or "auto" for the limit that
                 :meth:`profile` measures. Shares may be larger then.
-            together: let :meth:`passes` finish each iteration together, for load that changes faster than forecasts.
+            together: let :meth:`microbatches` finish each iteration together, for load that changes faster than
+                forecasts.
             sharded: whether this rank's stream is its own shard, whose ``__len__`` returns its number of samples.
             stream_sharded: whether a stream divides itself among its ``num_workers`` reader processes.
             ids: of a batch, the rows of :mod:`uneven.embedding` that it needs.
@@ -299,7 +308,7 @@ class Session:
             ConflictError: ranks gave different data sets or batch sizes.
         """
         return self._preparation.loader(
-            self._begin, dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
+            self._begin, dataset=dataset, batch_size=global_batch_size, shuffle=shuffle, drop_last=drop_last,
             sampler=sampler, batch_sampler=batch_sampler, min_batch=min_batch, max_batch=max_batch, cost=cost,
             padded=padded, microbatch=microbatch, together=together, sharded=sharded, stream_sharded=stream_sharded,
             ids=ids, ahead=ahead, epochs=epochs,
@@ -343,22 +352,22 @@ class Session:
         return self._preparation.profile(step, batch_of, within_s)
 
     @contextmanager
-    def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
+    def step(self, global_batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
         """Make a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
 
             for _ in range(steps):
-                with session.step(batch_size=512) as n:      # n: this worker's part of 512
+                with session.step(global_batch_size=512) as n:      # n: this worker's part of 512
                     x, y = get_batch(n)
                     loss = F.cross_entropy(model(x), y)      # mean over these n
                     loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
 
-        Every worker takes the same number of steps. :meth:`share` returns n before the block, :meth:`steps_taken` the
-        number of the first step.
+        Every worker takes the same number of steps. :meth:`local_batch_size` returns n before the block,
+        :meth:`steps_taken` the number of the first step.
 
         Args:
-            batch_size: the global batch, the same in every step: the samples of all workers together.
+            global_batch_size: the global batch, the same in every step: the samples of all workers together.
             samples: instead, this worker's samples in every step, for full batches and fixed graph partitions. They
                 weight the gradients; nothing is balanced.
 
@@ -367,22 +376,22 @@ class Session:
                 takes samples asynchronously (``asp``, ``easgd``, …) and needs a loader; or the session is closed.
             TrainingError: ``samples`` differ from the first step, or another step is under way.
         """
-        with self._steps.step(batch_size, samples, self._begin) as own:
+        with self._steps.step(global_batch_size, samples, self._begin) as own:
             yield own
 
-    def share(self, batch_size: int) -> int:
-        """Return this worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
-        return self._steps.share(batch_size)
+    def local_batch_size(self, global_batch_size: int) -> int:
+        """Return this worker's samples in the next :meth:`step`, of a global batch of this size."""
+        return self._steps.local_batch_size(global_batch_size)
 
-    def steps_taken(self, batch_size: int | None = None, *, samples: int | None = None) -> int:
+    def steps_taken(self, global_batch_size: int | None = None, *, samples: int | None = None) -> int:
         """Return how many steps the run has taken: 0, or more after a resume or when this worker joins later::
 
-            for _ in range(session.steps_taken(batch_size=512), STEPS):
-                with session.step(batch_size=512) as n:
+            for _ in range(session.steps_taken(global_batch_size=512), STEPS):
+                with session.step(global_batch_size=512) as n:
 
         The arguments are those of :meth:`step`.
         """
-        return self._steps.taken(batch_size, samples)
+        return self._steps.taken(global_batch_size, samples)
 
     # A bound method of the session, so that it stays alive and connected as long as its loader is used.
     def _begin(self, part: Portion) -> None:
@@ -410,15 +419,15 @@ class Session:
         """
         self._preparation.train(loop)
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause_threads(self) -> AbstractContextManager[None]:
         """Pause the other threads between two steps during the block.
 
         For example, to save a checkpoint in the loop::
 
-            with session.paused():             # after optimizer.step()
+            with session.pause_threads():             # after optimizer.step()
                 torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
         """
-        return self._threads.paused()
+        return self._threads.pause_threads()
 
     @property
     def thread(self) -> int:
@@ -430,10 +439,10 @@ class Session:
         The last backward pass before ``optimizer.step()`` must run outside of it."""
         return self._loop.gradients.no_sync()
 
-    def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
+    def loss_mean(self, count: float | Tensor) -> AbstractContextManager[None]:
         """Treat the loss inside as a mean over ``count`` items of this worker, not over its samples::
 
-            with session.weighted((y != -100).sum()):           # tokens that are not padding
+            with session.loss_mean((y != -100).sum()):           # tokens that are not padding
                 loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
                 loss.backward()
 
@@ -449,23 +458,23 @@ class Session:
             TrainingError: all counts add up to 0; no forward pass is inside, or passes on two batches are.
             PeerError: a worker did not come.
         """
-        return self._over_all.weighted(count)
+        return self._over_all.loss_mean(count)
 
-    def summed(self) -> AbstractContextManager[None]:
+    def loss_sum(self) -> AbstractContextManager[None]:
         """Treat the loss inside as a sum over this worker's samples; the gradient is then the sum of all workers'.
 
         Raises:
-            ConfigError, TrainingError: as :meth:`weighted`.
+            ConfigError, TrainingError: as :meth:`loss_mean`.
         """
-        return self._over_all.summed()
+        return self._over_all.loss_sum()
 
     @property
-    def weight(self) -> float:
+    def loss_weight(self) -> float:
         """The weight of this worker's newest backward pass in the gradient: c_i / C; 1.0 in a single-process run.
 
-        The sum of all workers' ``loss.item() * session.weight`` is the loss over the global batch.
+        The sum of all workers' ``loss.item() * session.loss_weight`` is the loss over the global batch.
         """
-        return self._over_all.weight
+        return self._over_all.loss_weight
 
     @overload
     def mean(self, x: float, weight: float | None = None) -> float: ...
@@ -479,7 +488,7 @@ class Session:
         Args:
             x: a number, or a tensor of the same shape on every worker.
             weight: of this worker's ``x``. By default its batch's weight (its samples, or the count of
-                :meth:`weighted`), and 1 outside of a step.
+                :meth:`loss_mean`), and 1 outside of a step.
 
         Returns:
             A number or tensor like ``x``, without gradient; NaN if all weights are 0.
@@ -490,20 +499,20 @@ class Session:
         """
         return self._over_all.mean(x, weight)
 
-    def passes(self, batch: Any) -> Iterator[Any]:
+    def microbatches(self, batch: Any) -> Iterator[Any]:
         """Yield pieces of the batch that fit in memory, each for a forward and a backward pass, as ``microbatch``
         sets::
 
-            loader = session.loader(dataset, batch_size=512, microbatch="auto")
+            loader = session.loader(dataset, global_batch_size=512, microbatch="auto")
             session.profile(step)
             for batch in loader:
-                for x, y in session.passes(batch):
+                for x, y in session.microbatches(batch):
                     F.cross_entropy(model(x), y).backward()      # mean over this piece
                 optimizer.step()
                 optimizer.zero_grad()
 
         The gradient is that of one pass over the whole batch. Workers may take different numbers of passes; all
-        exchange in the last one. Inside ``with session.weighted(count):`` each loss must be its piece's sum divided by
+        exchange in the last one. Inside ``with session.loss_mean(count):`` each loss must be its piece's sum divided by
         the count.
 
         With ``loader(…, together=True)`` the pieces come from a counter during the iteration, so that all workers end
@@ -513,16 +522,16 @@ class Session:
             ConfigError: before ``setup``; the memory limit has not been measured; or ``together`` does not support the
                 model or the policy.
             DataError: the batch holds no tensor.
-            TrainingError: with ``together``, outside of the loop, or inside :meth:`weighted`.
+            TrainingError: with ``together``, outside of the loop, or inside :meth:`loss_mean`.
         """
-        return self._over_all.passes(batch)
+        return self._over_all.microbatches(batch)
 
     @overload
     def evaluate(
         self,
         fn: Callable[[Any], Mapping[str, float | Tensor]],
         dataset: Any,
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         **dataloader: Unpack[DataLoaderOptions],
     ) -> dict[str, float | Tensor]: ...
     @overload
@@ -530,14 +539,14 @@ class Session:
         self,
         fn: Callable[[Any], float | Tensor],
         dataset: Any,
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         **dataloader: Unpack[DataLoaderOptions],
     ) -> float | Tensor: ...
     def evaluate(
         self,
         fn: Callable[[Any], Found],
         dataset: Any,
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         **dataloader: Unpack[DataLoaderOptions],
     ) -> dict[str, float | Tensor] | float | Tensor:
         """Return sums over a whole data set, which all workers process together, each at its own speed::
@@ -552,13 +561,13 @@ class Session:
             print(found["loss"] / found["samples"])
 
         Each sample counts once, even if an elastic run loses a worker in it. The model is the one of
-        :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside or
-        outside a loop; its time does not count in any iteration.
+        :meth:`evaluation_model`, in evaluation mode, without gradients. All workers call it at the same place, inside
+        or outside a loop; its time does not count in any iteration.
 
         Args:
             fn: a function from a batch to a number, a tensor, or a dictionary of them: sums over the batch.
             dataset: with an index, the same on every worker.
-            batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
+            global_batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
             dataloader: for torch's ``DataLoader``, as in :meth:`loader`.
 
         Returns:
@@ -572,13 +581,13 @@ class Session:
             PeerError: a worker did not come.
         """
         found: dict[str, float | Tensor] | float | Tensor
-        found = self._over_all.evaluate(fn, dataset, batch_size, check_keywords(Session.evaluate, dataloader))
+        found = self._over_all.evaluate(fn, dataset, global_batch_size, check_keywords(Session.evaluate, dataloader))
         return found
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def evaluation_model(self) -> AbstractContextManager[None]:
         """Return a context in which the model is the one that the policy defines; evaluate and save that one::
 
-            with session.evaluated():          # every worker
+            with session.evaluation_model():          # every worker
                 accuracy = test(model)
                 if session.rank == 0:
                     torch.save(model.state_dict(), "model.pt")
@@ -591,8 +600,8 @@ class Session:
         Raises:
             PeerError: a worker did not enter it in time.
         """
-        self._threads.check_outside("session.evaluated")
-        return self._loop.evaluated()
+        self._threads.check_outside("session.evaluation_model")
+        return self._loop.evaluation_model()
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context for the script's own exchanges, in which this worker waits for others::
@@ -611,9 +620,9 @@ class Session:
         return self._loop.current_shares()
 
     @property
-    def newest_shares(self) -> tuple[int, ...]:
+    def next_shares(self) -> tuple[int, ...]:
         """The newest split that was decided; it may not be in force yet."""
-        return self._loop.reports.newest_shares
+        return self._loop.reports.next_shares
 
     @property
     def exchanging(self) -> bool:
@@ -636,13 +645,13 @@ class Session:
         """Return the progress of this run as plain data, to be saved together with the model's state.
 
         The state of any rank serves all. Ranks differ only in what their predictors have learnt and, if workers take
-        samples asynchronously, outside of :meth:`evaluated`, in the samples that they know to be left. If a policy lets
-        replicas differ, save models and optimizers on every rank to resume exactly, or save the model of
-        :meth:`evaluated`.
+        samples asynchronously, outside of :meth:`evaluation_model`, in the samples that they know to be left. If a
+        policy lets replicas differ, save models and optimizers on every rank to resume exactly, or save the model of
+        :meth:`evaluation_model`.
 
         A sample counts as used once an optimizer step includes it. After a restart the loader yields again: prefetched
-        batches, batches whose gradients are still in ``.grad`` and, in :meth:`evaluated` of a policy whose workers meet
-        at a center, those since the last exchange.
+        batches, batches whose gradients are still in ``.grad`` and, in :meth:`evaluation_model` of a policy whose
+        workers meet at a center, those since the last exchange.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """

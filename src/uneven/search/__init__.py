@@ -10,7 +10,7 @@
             ...
             trial.report(accuracy=evaluate(model))                  # may not return: stopped or paused here
 
-    result = search.run(train, space={"lr": search.log(1e-4, 1e-1)}, metric="accuracy", trials=64,
+    result = search.run(train, space={"lr": search.loguniform(1e-4, 1e-1)}, metric="accuracy", trials=64,
                         scheduler="asha:max_t=27,reduction_factor=3")
 """
 
@@ -26,7 +26,7 @@ from uneven.search.pure.searchers import searchers as _searchers
 if TYPE_CHECKING:
     from uneven.search.pure.schedulers import Scheduler
     from uneven.search.pure.searchers import Searcher
-    from uneven.search.pure.space import Space, choice, grid, integer, log, uniform
+    from uneven.search.pure.space import Space, choice, grid, integer, loguniform, uniform
     from uneven.search.search_result import SearchResult
     from uneven.search.search_run import run
     from uneven.search.trial import Trainable, Trial
@@ -42,7 +42,7 @@ __all__ = [
     "choice",
     "grid",
     "integer",
-    "log",
+    "loguniform",
     "run",
     "uniform",
 ]
@@ -52,7 +52,7 @@ _HOMES = {
     "uneven.search.search_run": ("run",),
     "uneven.search.pure.schedulers": ("Scheduler",),
     "uneven.search.pure.searchers": ("Searcher",),
-    "uneven.search.pure.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
+    "uneven.search.pure.space": ("Space", "choice", "grid", "integer", "loguniform", "uniform"),
     "uneven.search.trial": ("Trainable", "Trial"),
 }
 # Names are imported on first use, so that decisions do not import torch.

@@ -12,7 +12,7 @@
     transform = "mymodels:augment"
 
     [space]
-    lr = { log = [1e-4, 1e-1] }
+    lr = { loguniform = [1e-4, 1e-1] }
     depth = { integer = [1, 4] }
     width = { choice = [32, 64, 128] }
     mix = { uniform = [0, 1] }
@@ -28,7 +28,7 @@ from typing import Any
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble_file import Made, Named, named
 from uneven.policy.core.tables import convert, document, hints, items, known, located, required, shown, table, text
-from uneven.search.pure.space import Domain, Plain, choice, grid, integer, log, uniform
+from uneven.search.pure.space import Domain, Plain, choice, grid, integer, loguniform, uniform
 from uneven.search.search_spec import SearchOptions
 
 Directories = str | tuple[str, ...]
@@ -53,7 +53,7 @@ KEYS: dict[str, Any] = {
 _SPECIAL: dict[Any, Callable[[Any], Any]] = {Named: named, Made: _made, Directories: _directories}
 DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform,
-    "log": log,
+    "loguniform": loguniform,
     "integer": integer,
     "choice": choice,
     "grid": grid,
@@ -101,7 +101,7 @@ def _domain(value: Any) -> Domain | Plain:
         plain: Plain = value
         return plain
     if len(value) != 1:
-        raise ConfigError(f"{shown(value)}: give one kind, such as {{ log = [1e-4, 1e-1] }}")
+        raise ConfigError(f"{shown(value)}: give one kind, such as {{ loguniform = [1e-4, 1e-1] }}")
     ((kind, values),) = value.items()
     if kind not in DOMAINS:
         raise UnknownNameError("kind of setting", kind, DOMAINS)

@@ -158,8 +158,8 @@ def run(
         train: a function of a :class:`~uneven.search.trial.Trial` that reports, or a
             :class:`~uneven.search.trial.Trainable` that is stepped. It is called in other processes, so it must be at
             the top level of a module.
-        space: name → ``search.uniform``, ``log``, ``integer``, ``choice`` or ``grid``, or a plain constant; None if the
-            function asks for all settings itself (``trial.suggest_float``).
+        space: name → ``search.uniform``, ``loguniform``, ``integer``, ``choice`` or ``grid``, or a plain constant; None
+            if the function asks for all settings itself (``trial.suggest_float``).
         metric: name of the metric that trials report and the search optimizes.
         asked: see :class:`~uneven.search.search_spec.SearchOptions`.
 

@@ -26,7 +26,7 @@ from uneven.search.pure.core import Happened, SearchCore
 from uneven.search.pure.decisions import Move
 from uneven.search.pure.schedulers import Fifo, Scheduler
 from uneven.search.pure.searchers import NoneNow, RandomSearch, Searcher
-from uneven.search.pure.space import Plain, Space, choice, integer, log, uniform
+from uneven.search.pure.space import Plain, Space, choice, integer, loguniform, uniform
 from uneven.search.pure.trial_records import SearchTerms, TrialStatus
 
 _examples = settings(
@@ -37,7 +37,7 @@ _examples = settings(
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 
-SPACE = Space({"rate": log(1e-3, 1.0), "width": choice(8, 16), "depth": integer(1, 4), "mix": uniform(0, 1)})
+SPACE = Space({"rate": loguniform(1e-3, 1.0), "width": choice(8, 16), "depth": integer(1, 4), "mix": uniform(0, 1)})
 _LONGEST_T = 12
 
 

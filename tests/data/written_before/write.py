@@ -16,7 +16,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 data = TensorDataset(torch.randn(96, 4, generator=torch.Generator().manual_seed(1)), torch.arange(96) % 2)
-loader = session.loader(data, batch_size=12)
+loader = session.loader(data, global_batch_size=12)
 step = 0
 while step < STEPS:
     for x, y in loader:

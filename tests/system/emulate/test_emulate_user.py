@@ -25,7 +25,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 model, optimizer = session.setup(model, optimizer)
 data = torch.utils.data.TensorDataset(torch.randn(640, 4), torch.randn(640, 1))
-for x, y in session.loader(data, batch_size=32):
+for x, y in session.loader(data, global_batch_size=32):
     ((model(x) - y) ** 2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()

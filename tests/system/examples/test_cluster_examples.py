@@ -51,7 +51,7 @@ session = uneven.Session()
 model = torch.nn.Linear(4, 1, dtype=torch.float64)
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
 data = torch.utils.data.TensorDataset(torch.arange(64, dtype=torch.float64).reshape(16, 4))
-for (x,) in session.loader(data, batch_size=8):
+for (x,) in session.loader(data, global_batch_size=8):
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

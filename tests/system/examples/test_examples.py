@@ -17,7 +17,7 @@ from uneven_bench.forked.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = (
-    "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part", "08_graph", "09_recommendation"
+    "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_callback", "08_graph", "09_recommendation"
 )  # fmt: skip
 PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION = (EXAMPLES / f"{name}.py" for name in NAMES)
 ON_TWO = ["--standalone", "--nproc-per-node", "2"]
@@ -135,7 +135,7 @@ def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Pat
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
     for key, weights in one["model"].items():
         torch.testing.assert_close(two["model"][key], weights, rtol=0.0, atol=1e-12)
-    part = code_lines(PART)[code_lines(PART).index("class InputScaling(uneven.Part):") :]
+    part = code_lines(PART)[code_lines(PART).index("class InputScaling(uneven.Callback):") :]
     assert part.index("def main():") - 2 <= 60, "short enough to be an example"
 
 

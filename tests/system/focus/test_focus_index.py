@@ -114,21 +114,23 @@ def test_a_second_query_makes_no_call_of_the_truth_network(taken):
     again = list(taken.query("green"))
     assert sorted(again, key=repr) == first
     assert taken.truth.calls == calls
-    without = focus.open(taken.folder)
+    without = focus.load_index(taken.folder)
     assert list(without.query("green")) == again
 
 
 def test_clusters_that_were_sealed_and_begun_again_are_asked_about_once(taken, tmp_path):
     folder = tmp_path / "few" / "sprites"
     Ingest(again(taken, folder), sprites(), IngestOptions(most_active=2)).run()
-    index = focus.open(folder.parent, taken.truth)
+    index = focus.load_index(folder.parent, taken.truth)
     assert index.streams["sprites"].clusters() > 2 * taken.streams["sprites"].clusters()
     for name in NAMES:
         hits = list(index.query(name))
         frames, truth = {hit.frame for hit in hits}, frames_with(name, sprites())
         assert len(frames & truth) >= 0.95 * max(len(truth), len(frames))
         calls = taken.truth.calls
-        assert sorted(focus.open(folder.parent).query(name), key=repr) == sorted(hits, key=repr), "without the network"
+        assert sorted(focus.load_index(folder.parent).query(name), key=repr) == sorted(hits, key=repr), (
+            "without the network"
+        )
         assert sorted(index.query(name), key=repr) == sorted(hits, key=repr)
         assert taken.truth.calls == calls
     cost = index.cost
@@ -141,13 +143,13 @@ def test_verdicts_are_spread_as_far_as_the_setting_says_and_stay(taken, tmp_path
     for spread in (0.0, 0.1):
         folder = tmp_path / f"{spread}" / "sprites"
         Ingest(again(taken, folder, precedents(taken), spread=spread, threshold=0.0, skip=1.0), sprites()).run()
-        index = focus.open(folder.parent, focus.Truth(Colours(), side=SIDE))
+        index = focus.load_index(folder.parent, focus.Truth(Colours(), side=SIDE))
         first = {name: sorted(index.query(name), key=repr) for name in NAMES[:-1]}
         calls[spread] = index.truth.calls
         for name, hits in first.items():
             frames, truth = {hit.frame for hit in hits}, frames_with(name, sprites())
             assert len(frames & truth) >= 0.95 * max(len(truth), len(frames))
-        for later in (index, focus.open(folder.parent)):  # what other classes' verdicts have told meanwhile
+        for later in (index, focus.load_index(folder.parent)):  # what other classes' verdicts have told meanwhile
             assert {name: sorted(later.query(name), key=repr) for name in first} == first
         assert later.cost.alike == 0, "what was settled is known"
         assert index.truth.calls == calls[spread] == index.streams["sprites"].judgements()
@@ -165,7 +167,7 @@ def test_what_the_sample_has_shown_is_not_asked_again_and_speaks_for_the_stream(
         known = Precedents.sample(every.feature[kept], label[kept], every.score[kept])
         own = again(taken, tmp_path / what / "sprites", known, spread=0.1, threshold=0.0, skip=1.0)
         Ingest(own, sprites()).run()
-        index = focus.open(tmp_path / what, focus.Truth(Colours(), side=SIDE))
+        index = focus.load_index(tmp_path / what, focus.Truth(Colours(), side=SIDE))
         for name in NAMES:
             before = index.truth.calls
             hits = {hit.frame for hit in index.query(name)}
@@ -203,7 +205,7 @@ def test_features_are_those_of_ingest_and_an_older_index_has_them_made_once(take
         db.execute("DROP TABLE settled")
     looks = []
     monkeypatch.setattr("uneven.focus.query.run", lambda model, crops: (looks.append(len(crops)), run(model, crops))[1])
-    index = focus.open(folder.parent, focus.Truth(Colours(), side=SIDE))
+    index = focus.load_index(folder.parent, focus.Truth(Colours(), side=SIDE))
     hits = {name: {hit.frame for hit in index.query(name)} for name in NAMES}
     assert 0 < sum(looks) <= kept
     index.streams["sprites"].forget_verdicts()
@@ -230,7 +232,7 @@ def test_names_that_nobody_knows_and_other_truths_are_refused(taken):
     with pytest.raises(UnknownNameError, match="unknown stream 'sprite'"):
         taken.query("red", streams=["sprite"])
     with pytest.raises(CheckpointError, match=r"without black.*ingest the stream again"):
-        focus.open(taken.folder, focus.Truth(Colours(), classes=[*NAMES[:-1], "dark"], side=SIDE))
+        focus.load_index(taken.folder, focus.Truth(Colours(), classes=[*NAMES[:-1], "dark"], side=SIDE))
 
 
 def test_settings_that_were_chosen_cost_less_and_say_what_they_reach(taken):
@@ -244,7 +246,7 @@ def test_settings_that_were_chosen_cost_less_and_say_what_they_reach(taken):
 def test_a_filter_of_the_query_keeps_the_truth_network_from_looking(taken, tmp_path):
     store = again(taken, tmp_path / "index" / "sprites")
     Ingest(store, sprites(100)).run()
-    index = focus.open(tmp_path / "index", focus.Truth(Colours(), side=SIDE))
+    index = focus.load_index(tmp_path / "index", focus.Truth(Colours(), side=SIDE))
     assert list(index.query("red", reject=lambda crops: np.ones(len(crops), bool), skip=1.0)) == []
     assert index.truth.calls == 0
     assert index.cost.rejected > 0
@@ -256,7 +258,7 @@ def test_a_damaged_index_is_refused_by_name(tmp_path):
     for text in ("no database, though longer than the header of one" * 4, ""):
         (tmp_path / "cam" / "index.db").write_text(text)
         with pytest.raises(CheckpointError, match=r"index\.db cannot be read as an index: .*ingest the stream again"):
-            focus.open(tmp_path)
+            focus.load_index(tmp_path)
 
 
 class Interrupted(Exception):
@@ -419,14 +421,14 @@ def test_words_find_what_looks_like_them_and_centroids_are_embedded_once(taken):
     shown: list[int] = []
     by = by_colour()
     watched = replace(by, picture=lambda crops: (shown.append(len(crops)), by.picture(crops))[1])
-    index = focus.open(taken.folder)  # nobody asks the truth network
+    index = focus.load_index(taken.folder)  # nobody asks the truth network
     hits = list(index.search("something yellow", watched, most=3))
     assert {hit.frame for hit in hits} <= frames_with("yellow", sprites())
     assert len({hit.cluster for hit in hits}) == 3
     assert [hit.confidence for hit in hits] == sorted((hit.confidence for hit in hits), reverse=True)
     assert hits[0].confidence > 0.95
     assert sum(shown) == index.cost.embedded == taken.streams["sprites"].clusters()
-    assert list(focus.open(taken.folder).search("something yellow", watched, most=3)) == hits
+    assert list(focus.load_index(taken.folder).search("something yellow", watched, most=3)) == hits
     assert sum(shown) == index.cost.embedded
     some = list(index.search("red", watched, between=(100, 120)))
     assert some

@@ -62,7 +62,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update
 @brought("videos", "frigate", "one silent or missing camera of several: the others are ingested, the error names it")
 def test_a_stream_that_fails_leaves_the_others_alone(streams: tuple[Path, list[Update], str]) -> None:
     folder, told, error = streams
-    index = focus.open(folder / "index")
+    index = focus.load_index(folder / "index")
     assert list(index.streams) == ["good"]
     assert index.streams["good"].progress()[0]["done"]
     assert index.streams["good"].progress()[0]["frames"] == 200
@@ -77,18 +77,18 @@ def test_a_stream_that_fails_leaves_the_others_alone(streams: tuple[Path, list[U
 def test_two_videos_are_not_mixed_in_one_stream(streams: tuple[Path, list[Update], str], tmp_path: Path) -> None:
     folder, *_ = streams
     shutil.copytree(folder / "index" / "good", tmp_path / "index" / "good")
-    before = focus.open(tmp_path / "index").streams["good"].progress()
+    before = focus.load_index(tmp_path / "index").streams["good"].progress()
     ingest(tmp_path / "index", folder / "good.mkv")  # nothing is left to do
     other = recorded(tmp_path / "good.mkv", sprites(300, seed=5))
     with refusal(r"good\.mkv is not the video of .*good: rename it, or another --into"):
         ingest(tmp_path / "index", other)
     with refusal(r"was ingested with 1 frames/s, not 2: give the same rate \(--per-s\)"):
         ingest(tmp_path / "index", folder / "good.mkv", per_s=2.0)
-    after = focus.open(tmp_path / "index").streams["good"].progress()
+    after = focus.load_index(tmp_path / "index").streams["good"].progress()
     assert after[0]["frames"] == before[0]["frames"] == 200
     longer = recorded(tmp_path / "good.mkv", sprites(260))  # the same, which has grown
     ingest(tmp_path / "index", longer)
-    assert focus.open(tmp_path / "index").streams["good"].progress()[0]["frames"] == 260
+    assert focus.load_index(tmp_path / "index").streams["good"].progress()[0]["frames"] == 260
 
 
 class Later:
@@ -126,7 +126,7 @@ def test_the_headings_of_the_table_fit_a_terminal(streams: tuple[Path, list[Upda
     with sqlite3.connect(tmp_path / "cam2" / "index.db") as db:  # of two days
         db.execute("UPDATE progress SET counts = json_set(counts, '$.time_s', 172800, '$.frames', 172800)")
     screen = io.StringIO()
-    Console(file=screen, width=80).print(table(focus.open(tmp_path)))
+    Console(file=screen, width=80).print(table(focus.load_index(tmp_path)))
     shown = screen.getvalue()
     for word in (*" ".join(_COLUMNS).split(), "172800"):
         assert word in shown

@@ -20,7 +20,7 @@ session = uneven.Session()
 model = torch.nn.Linear(5, 3)
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
 data = torch.utils.data.TensorDataset(torch.randn(60, 5), torch.zeros(60, dtype=torch.long))
-for x, y in session.loader(data, batch_size=20):
+for x, y in session.loader(data, global_batch_size=20):
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()

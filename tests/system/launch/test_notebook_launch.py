@@ -29,11 +29,11 @@ def train(rate):
     from uneven import Session
     with Session() as session:
         mine, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=rate))
-        for (x,) in session.loader(data, batch_size=8):
+        for (x,) in session.loader(data, global_batch_size=8):
             mine(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        return mine, session.world_size, session.newest_shares
+        return mine, session.world_size, session.next_shares
 
 before = model.weight.clone()
 """

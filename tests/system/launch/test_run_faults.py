@@ -31,7 +31,7 @@ CASES: dict[str, FaultCase] = {
     "the data set raises": case("raise", "batch", 12, sync="local:every=3", rank=0, resumed=3),
     "exit code 3 while a checkpoint is written": case("exit-3", "save", 2, sync="shadow:ma", rank=0, resumed=3),
     "ends with 0 in the middle": case("os-exit-0", "backward", 3),
-    "hangs in evaluated()": case("sleep", "evaluated", 1, sync="ma:every=2", rank=0),
+    "hangs in evaluation_model()": case("sleep", "evaluated", 1, sync="ma:every=2", rank=0),
     "a NaN": case("nan", "forward", 4, sync="bsp", balance="static:shares=2/1"),
     "SIGTERM with the parameter server in rank 0": case("launcher-term", "backward", 2, sync="asp", resumed=2),
     "Ctrl-C": case("launcher-int", "step", 12, sync="local:every=3", resumed=2),

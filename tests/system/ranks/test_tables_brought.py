@@ -70,7 +70,7 @@ def test_rows_after_steps_are_those_of_plain_modules(tmp_path: Path, workers: in
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_compiled_models_with_tables(kind: type) -> None:
     torch.compiler.reset()
-    tables = [Table("one", 40, 4, ["f", "g"]), Table("two", 40, 4, ["f"])]
+    tables = [Table(40, 4, "one", ["f", "g"]), Table(40, 4, "two", ["f"])]
     ours, plain = (kind(tables, optimizer=SGD(lr=0.5)) for _ in range(2))
 
     def loss(tables: Any, ids: Any) -> Tensor:
@@ -85,7 +85,7 @@ def test_compiled_models_with_tables(kind: type) -> None:
         for each, of in ((one, ours), (other, plain)):
             each.backward()
             of.flush()
-    state = plain.export()
-    assert all(torch.allclose(rows, state[key], atol=1e-6) for key, rows in ours.export().items())
+    state = plain.to_state_dict()
+    assert all(torch.allclose(rows, state[key], atol=1e-6) for key, rows in ours.to_state_dict().items())
     for one in (ours, plain):
         one.close()

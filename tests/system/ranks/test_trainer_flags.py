@@ -80,7 +80,7 @@ def test_flags_of_lightning(me: RankContext, tmp_path: str) -> None:
         assert trainer.global_step == plain.global_step, flags
 
 
-@brought("loops", "Lightning", "a mean over tokens or classes: `session.weighted` in the strategy's `training_step`")
+@brought("loops", "Lightning", "a mean over tokens or classes: `session.loss_mean` in the strategy's `training_step`")
 @brought("loops", "Lightning", "`Tuner(trainer).lr_find(…)` before `fit`, and a second `fit`")
 @needs("lightning")
 @ranks(3, fresh=True)
@@ -94,7 +94,7 @@ def test_counts_and_second_fits_of_lightning(me: RankContext, tmp_path: str) -> 
 
     class ByClass(BalancedStrategy):
         def training_step(self, batch: Any, *rest: Any) -> Any:
-            with self.session.weighted(of_class[batch[1]].sum()):
+            with self.session.loss_mean(of_class[batch[1]].sum()):
                 return super().training_step(batch, *rest)
 
     ours.training_step = lambda batch, *_: F.cross_entropy(ours.net(batch[0]), batch[1], weight=of_class)

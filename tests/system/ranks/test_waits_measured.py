@@ -27,7 +27,7 @@ def work(seconds: float) -> None:
 @pytest.mark.alone
 @ranks(2)
 def test_who_computes_longer_waits_less(me: RankContext, tmp_path: str) -> None:
-    with uneven.Session(balance="even", journal=tmp_path) as session:
+    with uneven.Session(balance="even", run_dir=tmp_path) as session:
         model = net()
         session.setup(model)
         loader = session.loader(TensorDataset(*tensors()), X)  # in which ranks meet, and wait for who is late

@@ -117,7 +117,7 @@ def a_chunk_is_lost(lost: Any) -> dict[str, Any]:
 def searched(folder: Path) -> list[tuple[int, float, float, str]]:
     """Trials of a search on both nodes: number, best metric, training and status of each."""
     result = search.run(
-        search_functions.climbs, {"rate": search.log(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
+        search_functions.climbs, {"rate": search.loguniform(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
         devices=2, engine="ray", directory=folder, progress=False,
     )  # fmt: skip
     return sorted((row.number, row.metric, row.t, row.status) for row in result.rows)

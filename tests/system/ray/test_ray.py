@@ -85,7 +85,7 @@ def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(
     folder, found = result(played, "fleet")
     here = run(asked(), 2, tmp_path / "here", options(), lambda moment: None)
     alone = search.run(
-        search_functions.climbs, {"rate": search.log(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
+        search_functions.climbs, {"rate": search.loguniform(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
         devices=1, directory=tmp_path / "search alone", progress=False,
     )  # fmt: skip
     assert found["searched"] == sorted([row.number, row.metric, row.t, row.status] for row in alone.rows)  # to the bit

@@ -57,7 +57,7 @@ def test_places_are_lines_of_text_or_of_json(
     def opened(*_: Any) -> Any:
         return SimpleNamespace(query=lambda *_: iter(hits), cost=cost)
 
-    monkeypatch.setattr("uneven.focus.open", opened)
+    monkeypatch.setattr("uneven.focus.load_index", opened)
     for words in ([], ["--format", "json"]):
         with pytest.raises(SystemExit) as ended:
             main(["focus", "query", "index", "car", *words])

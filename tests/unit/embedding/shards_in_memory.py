@@ -19,7 +19,7 @@ from uneven.embedding.table_client import TableClient
 from uneven.embedding.table_files import TableFiles
 from uneven.runtime.parameter_server.pure.roster import Patience
 
-_TWO = (Table("a", 50, 4), Table("b", 90, 4))
+_TWO = (Table(50, 4, "a"), Table(90, 4, "b"))
 TABLES = TableSpec(_TWO, RowwiseAdagrad(lr=0.1), 0, save_every_s=100.0)
 PATIENCE = Patience(join_s=5.0, silence_s=5.0)
 

@@ -18,7 +18,7 @@ from uneven.errors import ConfigError, DataError
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tables = EmbeddingBagCollection([Table("a", 100, 4)])
+        self.tables = EmbeddingBagCollection([Table(100, 4, "a")])
         self.top = nn.Linear(4, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Run:
         self.session = uneven.Session()
         self.session.setup(self.model, self.optimizer)
         data = TensorDataset(torch.arange(60).unsqueeze(1))
-        self.loader = self.session.loader(data, batch_size=10, ids=lambda batch: batch[0], **loader)
+        self.loader = self.session.loader(data, global_batch_size=10, ids=lambda batch: batch[0], **loader)
 
     def train(self, most: int = 99) -> list[int]:
         """The samples of so many batches."""
@@ -58,7 +58,7 @@ def test_rows_that_are_asked_for_ahead_are_as_much_older(ahead: int) -> None:
     run = Run(ahead=ahead)
     assert run.loader.lookahead == ahead
     assert sorted(run.train()) == list(range(60))
-    with run.session.evaluated():
+    with run.session.evaluation_model():
         stats = run.model.tables.stats()
     assert stats.counts["lookups"] == stats.counts["applied"] == 6, "nothing is asked for twice"
     assert max(stats.staleness) == ahead
@@ -92,18 +92,18 @@ def test_reading_ahead_in_vain_is_refused() -> None:
         ({"ahead": 1, "ids": len}, ConfigError, "models with tables"),
     ):
         with pytest.raises(error, match=why):
-            session.loader(data, batch_size=4, **loader)
+            session.loader(data, global_batch_size=4, **loader)
     session.close()
     run = Model()
     other = uneven.Session()
     other.setup(run)
     with pytest.raises(DataError, match="of a stream"):
-        other.loader(Stream(), batch_size=4, ahead=1, ids=len)
+        other.loader(Stream(), global_batch_size=4, ahead=1, ids=len)
     other.close()
     run.tables.close()
 
 
-TABLES = [Table("wide", 1000, 64), Table("narrow", 1000, 16), Table("long", 100_000, 16), Table("small", 10, 16)]
+TABLES = [Table(1000, 64, "wide"), Table(1000, 16, "narrow"), Table(100_000, 16, "long"), Table(10, 16, "small")]
 
 
 def test_every_row_is_on_one_shard_and_costs_are_even() -> None:
@@ -113,25 +113,25 @@ def test_every_row_is_on_one_shard_and_costs_are_even() -> None:
         for number, table in enumerate(TABLES):
             parts = [one for one in rows if one.table == number]
             assert [one.start for one in parts] == [0, *(one.stop for one in parts[:-1])]
-            assert parts[-1].stop == table.rows
+            assert parts[-1].stop == table.num_embeddings
         for each in found:
             for group in groups_of(TABLES, each):
                 assert group.bases[0] == 0
                 assert group.rows == sum(one.rows for one in group.ranges)
-    cost = [sum(TABLES[one.table].dim * one.rows / TABLES[one.table].rows for one in each) for each in
-            place(TABLES, 2)]  # fmt: skip
+    costs = [one.embedding_dim / one.num_embeddings for one in TABLES]
+    cost = [sum(costs[one.table] * one.rows for one in each) for each in place(TABLES, 2)]
     assert max(cost) <= 64, "the widest alone"
 
 
 def test_a_dear_table_is_cut_by_speed_and_a_large_one_by_room() -> None:
-    (one,), (other,) = place([Table("a", 900, 16)], 2, speeds=[2, 1])
+    (one,), (other,) = place([Table(900, 16, "a")], 2, speeds=[2, 1])
     assert (one.rows, other.rows) == (600, 300)
     dear = place(TABLES, 2, lookups={"small": 100.0})
     assert sum(one.table == 3 for each in dear for one in each) == 2
-    cut = place([Table("a", 1000, 15), Table("b", 10, 15)], 4, most_bytes=24_000)
+    cut = place([Table(1000, 15, "a"), Table(10, 15, "b")], 4, most_bytes=24_000)
     assert max(sum(one.rows for one in each) for each in cut) * 64 <= 24_000
     with pytest.raises(ConfigError, match=r"table 'a': .* fit into no shard"):
-        place([Table("a", 1000, 15)], 2, most_bytes=24_000)
+        place([Table(1000, 15, "a")], 2, most_bytes=24_000)
     with pytest.raises(ConfigError, match="0 shards"):
         place(TABLES, 0)
     with pytest.raises(ConfigError, match="for 2 shards: give a number above 0"):

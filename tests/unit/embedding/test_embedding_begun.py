@@ -22,9 +22,9 @@ from uneven.errors import ConfigError
 
 FIRST = 0.25
 BEGUN = RowwiseAdagrad(lr=0.1, initial_accumulator_value=FIRST)
-FIXED = [Table("a", 30, 4), Table("b", 40, 4)]
-GROWN = Table("grows", None, 4, most_rows=100)
-SHY = Table("shy", None, 4, most_rows=100, admit=200)  # all ids share the first row
+FIXED = [Table(30, 4, "a"), Table(40, 4, "b")]
+GROWN = Table(None, 4, "grows", most_rows=100)
+SHY = Table(None, 4, "shy", most_rows=100, admit=200)  # all ids share the first row
 
 
 def holding(*tables: Table, optimizer: Any = BEGUN) -> Holding:
@@ -55,7 +55,7 @@ def test_all_sums_of_numbered_tables_begin_at_it_and_one_of_a_table_that_grows()
 
 
 def test_a_row_that_comes_and_one_that_goes_to_another_id_begin_at_it() -> None:
-    held = holding(Table("grows", None, 4, most_rows=2))
+    held = holding(Table(None, 4, "grows", most_rows=2))
     slots = held.slots(0, np.array([7, 8]), counted=True)
     assert held.sums[0].tolist() == [FIRST] * 3
     held.sums[0][:] = 9.0
@@ -69,24 +69,24 @@ def test_a_row_that_comes_and_one_that_goes_to_another_id_begin_at_it() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_tables_in_threads_begin_at_it_and_begin_anew_with_what_is_loaded(shards: int) -> None:
-    tables = EmbeddingBagCollection([Table("a", 50, 4)], optimizer=BEGUN, shards=shards)
+    tables = EmbeddingBagCollection([Table(50, 4, "a")], optimizer=BEGUN, shards=shards)
     ids = torch.tensor([1, 17, 49])
     assert torch.allclose(stepped(tables, ids), torch.tensor(after(1)))
     assert torch.allclose(stepped(tables, ids), torch.tensor(after(2)))
-    tables.load(tables.export())
+    tables.from_state_dict(tables.to_state_dict())
     assert torch.allclose(stepped(tables, ids), torch.tensor(after(1)))
     tables.close()
 
 
-@pytest.mark.parametrize("table", [Table("a", 50, 4), GROWN], ids=["numbered", "grows"])
+@pytest.mark.parametrize("table", [Table(50, 4, "a"), GROWN], ids=["numbered", "grows"])
 def test_a_sum_that_was_saved_stays_what_it_was(tmp_path: Path, table: Table) -> None:
     plain = EmbeddingBagCollection([table], optimizer=RowwiseAdagrad(lr=0.1))
     ids = torch.tensor([3, 4])
     stepped(plain, ids)
-    plain.save(tmp_path)
+    plain.save_checkpoint(tmp_path)
     plain.close()
     begun = EmbeddingBagCollection([table], optimizer=BEGUN, shards=2)
-    begun.restore(tmp_path)
+    begun.load_checkpoint(tmp_path)
     assert torch.allclose(stepped(begun, ids), torch.tensor(0.1 / 2**0.5)), "1 that was saved, and 1"
     new = torch.tensor([5])
     wanted = after(1) if table.grows else 0.1  # a row that nobody had looked up was saved as well, where it is numbered
@@ -94,16 +94,16 @@ def test_a_sum_that_was_saved_stays_what_it_was(tmp_path: Path, table: Table) ->
     begun.close()
 
 
-@pytest.mark.parametrize("table", [Table("a", 50, 4), GROWN, SHY], ids=["numbered", "grows", "shared"])
+@pytest.mark.parametrize("table", [Table(50, 4, "a"), GROWN, SHY], ids=["numbered", "grows", "shared"])
 def test_sums_that_were_not_saved_begin_at_it(tmp_path: Path, table: Table) -> None:
     plain = EmbeddingBagCollection([table], optimizer=SGD())
     ids = torch.tensor([3])
     stepped(plain, ids)
-    plain.save(tmp_path)
+    plain.save_checkpoint(tmp_path)
     plain.close()
     begun = EmbeddingBagCollection([table], optimizer=BEGUN)
     stepped(begun, ids)
-    begun.restore(tmp_path)
+    begun.load_checkpoint(tmp_path)
     assert torch.allclose(stepped(begun, ids), torch.tensor(after(1)))
     begun.close()
 

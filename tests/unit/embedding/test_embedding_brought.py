@@ -99,7 +99,7 @@ def made() -> Iterator[Callable[..., Any]]:
 
 def weight(tables: EmbeddingBagCollection, name: str) -> Tensor:
     """The rows of a table as a parameter, to compare with."""
-    return tables.export()[f"embedding_bags.{name}.weight"].requires_grad_()
+    return tables.to_state_dict()[f"embedding_bags.{name}.weight"].requires_grad_()
 
 
 def step(out: Tensor, ours: EmbeddingBagCollection, theirs: dict[str, Tensor], expected: Tensor) -> None:
@@ -136,27 +136,31 @@ def test_rows_begin_as_the_config_says(made: Any, fields: Any, wanted: tuple[flo
     rows = weight(ours, "t")
     assert low - 1e-6 <= rows.min() <= low + (high - low) / 100
     assert high + 1e-6 >= rows.max() >= high - (high - low) / 100
-    grown = made([Table("t", None, 8, scale=wanted)], shards=shards)
+    grown = made([Table(None, 8, "t", scale=wanted)], shards=shards)
     values = grown(torch.arange(500).unsqueeze(1)).values()
     assert low - 1e-6 <= values.min() <= low + (high - low) / 100
     assert high + 1e-6 >= values.max() >= high - (high - low) / 100
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("`init_fn` of another function", {"init_fn": partial(nn.init.normal_, std=0.1)}, r"init_fn=.*tables\.load"),
-    ("a custom `init_fn`", {"init_fn": lambda rows: rows.zero_()}, r"init_fn=.*tables\.load"),
+    (
+        "`init_fn` of another function",
+        {"init_fn": partial(nn.init.normal_, std=0.1)},
+        r"init_fn=.*tables\.from_state_dict",
+    ),
+    ("a custom `init_fn`", {"init_fn": lambda rows: rows.zero_()}, r"init_fn=.*tables\.from_state_dict"),
     ("`init_fn` with a generator", {"init_fn": partial(nn.init.uniform_, generator=torch.Generator())}, "init_fn="),
     ("`data_type` other than FP32", {"data_type": SimpleNamespace(value="FP16")}, "data_type=.*rows are float32"),
     ("`num_embeddings_post_pruning`", {"num_embeddings_post_pruning": 5}, "num_embeddings_post_pruning=5"),
     ("`need_pos`", {"need_pos": True}, "need_pos=True"),
     ("`input_dim`", {"input_dim": 7}, "input_dim=7"),
     ("`total_num_buckets`", {"total_num_buckets": 4}, "total_num_buckets=4"),
-    ("`use_virtual_table`", {"use_virtual_table": True}, "use_virtual_table=True.*rows=None"),
+    ("`use_virtual_table`", {"use_virtual_table": True}, "use_virtual_table=True.*num_embeddings=None"),
     ("`virtual_table_eviction_policy`", {"virtual_table_eviction_policy": object()}, "eviction_policy=.*evict="),
     ("`enable_embedding_update`", {"enable_embedding_update": True}, "enable_embedding_update=True"),
     ("`stash_weights`", {"stash_weights": True}, "stash_weights=True"),
     ("`pooling=PoolingType.NONE`", {"pooling": SimpleNamespace(value="NONE")}, "pooling='none'.*EmbeddingCollection"),
-    ("`feature_names` that is a string", {"feature_names": "ab"}, "features='ab'.*list"),
+    ("`feature_names` that is a string", {"feature_names": "ab"}, "feature_names='ab'.*list"),
 ]
 
 
@@ -224,8 +228,8 @@ def test_a_table_without_a_list_is_refused() -> None:
 
 
 SHARED = [
-    Table("one", 40, 4, ["f", "g"]),
-    Table("two", 3000, 4, ["f"], pooling="mean"),  # cut by rows where there are several shards
+    Table(40, 4, "one", ["f", "g"]),
+    Table(3000, 4, "two", ["f"], pooling="mean"),  # cut by rows where there are several shards
 ]
 BAGS = {"f": [[1, 2], [], [7, 7, 39]], "g": [[3], [4, 0], [5]]}
 
@@ -269,8 +273,8 @@ def _at(rows: Tensor, bags: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
      pytest.param("mean", -1, marks=brought("tables", "HugeCTR", "−1 as \"no id\": `Table(no_id=-1)`"))],
 )  # fmt: skip
 def test_an_id_that_stands_for_none_has_no_row(made: Any, pooling: str, padding: int, shards: int, kind: str) -> None:
-    table = Table("t", None if kind == "grows" else 40, 4, pooling=pooling, no_id=padding, modulo=kind == "modulo")
-    ours = made([table, Table("u", 40, 4)], shards=shards)
+    table = Table(None if kind == "grows" else 40, 4, "t", pooling=pooling, no_id=padding, modulo=kind == "modulo")
+    ours = made([table, Table(40, 4, "u")], shards=shards)
     ids = torch.tensor([[1, padding, 2], [padding, padding, padding], [5, 1, 7]])
     rows = ours({"t": torch.arange(40).unsqueeze(1), "u": torch.arange(40)})["t"].detach()
     begun, rows = rows.clone(), torch.cat([torch.zeros(1, 4), rows]).requires_grad_()  # and a row for padding
@@ -291,14 +295,14 @@ def test_an_id_that_stands_for_none_has_no_row(made: Any, pooling: str, padding:
 
 @brought("tables", "PyTorch", "`padding_idx` of `nn.Embedding`: `Table(no_id=…)` in `EmbeddingCollection`")
 def test_without_pooling_an_id_that_stands_for_none_has_zeros(made: Any) -> None:
-    ours = made([Table("t", 9, 4, no_id=0)], EmbeddingCollection)
+    ours = made([Table(9, 4, "t", no_id=0)], EmbeddingCollection)
     rows = weight(ours, "t")
     ids = torch.tensor([[[1, 0, 3]], [[0, 0, 8]]])
     masked = nn.functional.embedding(ids[:, 0], torch.cat([torch.zeros(1, 4), rows[1:]]), padding_idx=0)
     step(ours(ids)["t"], ours, {"t": rows}, masked)
 
 
-@pytest.mark.parametrize("table", [Table("t", 9, 4), Table("t", 9, 4, modulo=True), Table("t", None, 4)])
+@pytest.mark.parametrize("table", [Table(9, 4, "t"), Table(9, 4, "t", modulo=True), Table(None, 4, "t")])
 @brought("tables", "HugeCTR", '−1 as "no id", without `no_id` in the table', refused=True)
 def test_minus_one_is_no_id_that_has_a_row(made: Any, table: Table) -> None:
     with refusal(r"'t' has the id -1: .*Table\(no_id=-1\)"):
@@ -309,8 +313,8 @@ def test_minus_one_is_no_id_that_has_a_row(made: Any, table: Table) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_maximum_of_rows_is_pooled_in_the_model(made: Any, shards: int) -> None:
     with pytest.raises(ConfigError, match=r"pooling='max'\): .* pool the rows of an EmbeddingCollection"):
-        Table("t", 40, 4, pooling="max")
-    ours = made([Table("t", 40, 4)], EmbeddingCollection, shards=shards)
+        Table(40, 4, "t", pooling="max")
+    ours = made([Table(40, 4, "t")], EmbeddingCollection, shards=shards)
     rows = weight(ours, "t")
     values, offsets = flat(BAGS["f"])
     found = embedding_bag(torch.arange(len(values)), ours({"t": (values, offsets)})["t"], offsets, mode="max")
@@ -382,10 +386,10 @@ def test_nested_tensors_are_bags(made: Any) -> None:
         assert torch.equal(ours(bags).values(), expected)
 
 
-@brought("tables", "pandas", "NumPy integers: `Table(rows=frame[column].max() + 1, …)`")
+@brought("tables", "pandas", "NumPy integers: `Table(num_embeddings=frame[column].max() + 1, …)`")
 def test_numbers_of_numpy_describe_a_table() -> None:
-    given = Table("t", np.int64(9), np.int32(4), scale=np.float32(0.5), no_id=np.int64(-1))
-    plain = Table("t", 9, 4, scale=0.5, no_id=-1)
+    given = Table(np.int64(9), np.int32(4), "t", scale=np.float32(0.5), no_id=np.int64(-1))
+    plain = Table(9, 4, "t", scale=0.5, no_id=-1)
     texts = [TableSpec((one,), SGD()).text for one in (given, plain)]
     assert given == plain
     assert texts[0] == texts[1]

@@ -18,9 +18,9 @@ from uneven.errors import ConfigError, DataError
 from uneven.run.threads.twins import twin
 
 TABLES = [
-    Table("shared", 40, 8, ["left", "right"]),
-    Table("large", 3000, 8),  # cut by rows where there are several shards
-    Table("mean", 30, 4, pooling="mean"),
+    Table(40, 8, "shared", ["left", "right"]),
+    Table(3000, 8, "large"),  # cut by rows where there are several shards
+    Table(30, 4, "mean", pooling="mean"),
 ]
 FEATURES = ("left", "right", "large", "mean")
 BEGUN = RowwiseAdagrad(lr=0.1, initial_accumulator_value=0.01)
@@ -42,18 +42,18 @@ class Plain(nn.Module):
     def __init__(self, state: dict[str, Tensor], optimizer: Any) -> None:
         super().__init__()
         self.bags = nn.ModuleDict(
-            {one.name: nn.EmbeddingBag(one.rows, one.dim, mode=one.pooling) for one in TABLES}
+            {one.name: nn.EmbeddingBag(one.num_embeddings, one.embedding_dim, mode=one.pooling) for one in TABLES}
         )  # fmt: skip
         weights = {key.removeprefix("embedding_bags."): value.clone() for key, value in state.items()}
         self.bags.load_state_dict(weights)
         self.optimizer = optimizer
         first = getattr(optimizer, "initial_accumulator_value", 0.0)
-        self.sums = {one.name: torch.full((one.rows,), first) for one in TABLES}
+        self.sums = {one.name: torch.full((one.num_embeddings,), first) for one in TABLES}
 
     def forward(self, ids: dict[str, tuple[Tensor, ...]]) -> Tensor:
         found = []
         for one in TABLES:
-            for feature in one.features:
+            for feature in one.feature_names:
                 values, offsets, *weights = ids[feature]
                 found.append(self.bags[one.name](values, offsets, *weights))
         return torch.cat(found, 1)
@@ -86,7 +86,7 @@ def ragged(seed: int, batch: int = 12) -> dict[str, tuple[Tensor, ...]]:
 def test_one_trainer_is_equal_to_one_process(closing: list[Any], optimizer: Any, shards: int) -> None:
     tables = EmbeddingBagCollection(TABLES, optimizer=optimizer, shards=shards, seed=3)
     closing.append(tables)
-    plain = Plain(tables.export(), optimizer)
+    plain = Plain(tables.to_state_dict(), optimizer)
     for step in range(30):
         ids = ragged(step)
         here, there = tables(ids).values(), plain(ids)
@@ -95,14 +95,14 @@ def test_one_trainer_is_equal_to_one_process(closing: list[Any], optimizer: Any,
             (out * torch.sin(torch.arange(out.numel())).view_as(out)).square().mean().backward()
         plain.step()
     tables.flush()
-    for key, weight in tables.export().items():
+    for key, weight in tables.to_state_dict().items():
         assert torch.allclose(weight, plain.bags.state_dict()[key.removeprefix("embedding_bags.")], rtol=0, atol=1e-6)
     assert set(tables.stats().staleness) == {0}
 
 
 def test_rows_begin_alike_on_any_number_of_shards(closing: list[Any]) -> None:
     closing += [EmbeddingBagCollection(TABLES, shards=shards, seed=5) for shards in (1, 2, 5)]
-    first, *others = (one.export() for one in closing)
+    first, *others = (one.to_state_dict() for one in closing)
     assert all(torch.equal(first[key], other[key]) for other in others for key in first)
     assert not torch.equal(first["embedding_bags.shared.weight"][:30, :4], first["embedding_bags.mean.weight"])
 
@@ -110,12 +110,12 @@ def test_rows_begin_alike_on_any_number_of_shards(closing: list[Any]) -> None:
 def test_what_is_loaded_is_exported(closing: list[Any]) -> None:
     tables = EmbeddingBagCollection(TABLES, shards=2)
     closing.append(tables)
-    state = {key: torch.randn_like(weight) for key, weight in tables.export().items()}
-    tables.load(state)
-    found = tables.export()
+    state = {key: torch.randn_like(weight) for key, weight in tables.to_state_dict().items()}
+    tables.from_state_dict(state)
+    found = tables.to_state_dict()
     assert all(torch.equal(found[key], state[key]) for key in state)
     with pytest.raises(ConfigError, match=r"mean\.weight has the shape"):
-        tables.load(state | {"embedding_bags.mean.weight": torch.zeros(3, 4)})
+        tables.from_state_dict(state | {"embedding_bags.mean.weight": torch.zeros(3, 4)})
 
 
 class Keyed:
@@ -141,8 +141,8 @@ class BagConfig:
     """As TorchRec's EmbeddingBagConfig describes a table."""
 
     def __init__(self, one: Table) -> None:
-        self.name, self.num_embeddings = one.name, one.rows
-        self.embedding_dim, self.feature_names = one.dim, list(one.features)
+        self.name, self.num_embeddings = one.name, one.num_embeddings
+        self.embedding_dim, self.feature_names = one.embedding_dim, list(one.feature_names)
         self.pooling = type("PoolingType", (), {"value": one.pooling.upper()})()
 
 
@@ -184,24 +184,24 @@ def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) 
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: Table("a b", 3, 4), "names a file"),
-        (lambda: Table("a", 0, 4), "rows=0"),
-        (lambda: Table("a", 3, 4, pooling="max"), "pooling='max'"),
-        (lambda: Table("a", 3, 4, features="f"), "list of names"),
+        (lambda: Table(3, 4, "a b"), "names a file"),
+        (lambda: Table(0, 4, "a"), "num_embeddings=0"),
+        (lambda: Table(3, 4, "a", pooling="max"), "pooling='max'"),
+        (lambda: Table(3, 4, "a", feature_names="f"), "list of names"),
         (lambda: RowwiseAdagrad(lr=-1.0), "lr=-1.0"),
         (lambda: RowwiseAdagrad(initial_accumulator_value=-1e-6), r"initial_accumulator_value=-1e-06\): give a finite"),
         (lambda: RowwiseAdagrad(initial_accumulator_value=float("nan")), "initial_accumulator_value=nan"),
         (lambda: RowwiseAdagrad(initial_accumulator_value=1e39), r"initial_accumulator_value=1e\+39"),
         (lambda: RowwiseAdagrad(initial_accumulator_value="0"), "initial_accumulator_value='0'"),  # type: ignore[arg-type]
         (lambda: EmbeddingBagCollection([]), "got none"),
-        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("a", 3, 4, ["b"])]), "tables have the name 'a'"),
-        (lambda: EmbeddingBagCollection([Table("a", 3, 4, ["f", "f"])]), "name 'f@a'"),
-        (lambda: Table("a", 3, 4, scale=(2.0, 1.0)), r"scale=\(2.0, 1.0\)"),
-        (lambda: Table("a", 3, 4, scale=(1.0, 2.0, 3.0)), "scale="),  # type: ignore[arg-type]
-        (lambda: Table("a", 3, 4, scale=(-3e38, 3e38)), "scale="),
-        (lambda: Table("a", 3, 4, scale="wide"), "scale='wide'"),  # type: ignore[arg-type]
-        (lambda: Table("a", 3, 4, no_id=2**63), "no_id="),
-        (lambda: Table("a", 3, 4, no_id=True), "no_id=True"),
+        (lambda: EmbeddingBagCollection([Table(3, 4, "a"), Table(3, 4, "a", ["b"])]), "tables have the name 'a'"),
+        (lambda: EmbeddingBagCollection([Table(3, 4, "a", ["f", "f"])]), "name 'f@a'"),
+        (lambda: Table(3, 4, "a", scale=(2.0, 1.0)), r"scale=\(2.0, 1.0\)"),
+        (lambda: Table(3, 4, "a", scale=(1.0, 2.0, 3.0)), "scale="),  # type: ignore[arg-type]
+        (lambda: Table(3, 4, "a", scale=(-3e38, 3e38)), "scale="),
+        (lambda: Table(3, 4, "a", scale="wide"), "scale='wide'"),  # type: ignore[arg-type]
+        (lambda: Table(3, 4, "a", no_id=2**63), "no_id="),
+        (lambda: Table(3, 4, "a", no_id=True), "no_id=True"),
         (lambda: EmbeddingBagCollection([nn.Embedding(3, 4)]), "is not a table"),
         (lambda: EmbeddingBagCollection(TABLES, wire="int8"), "wire='int8'"),
     ],
@@ -286,8 +286,8 @@ def test_without_pooling_each_id_has_its_row_and_its_gradient(closing: list[Any]
         sums.values().square().sum().backward()
         for one in (pooled, apart):
             one.flush()
-    state = apart.export()
-    assert all(torch.allclose(one, state[key], atol=1e-5) for key, one in pooled.export().items())
+    state = apart.to_state_dict()
+    assert all(torch.allclose(one, state[key], atol=1e-5) for key, one in pooled.to_state_dict().items())
     many = torch.randint(0, 30, (5, 4, 3))
     assert apart(many)["mean"].shape == (5, 3, 4)
     assert torch.equal(apart(many)["mean"][2, 1], apart(many[2:3, :, 1])["mean"][0])

@@ -15,9 +15,9 @@ from uneven.errors import ConfigError
 
 HUGE = 1 << 60
 TABLES = [
-    Table("plain", 30, 4),
-    Table("grows", None, 4, features=["left", "right"], most_rows=3000, pooling="mean"),
-    Table("wraps", 30, 4, modulo=True),
+    Table(30, 4, "plain"),
+    Table(None, 4, "grows", feature_names=["left", "right"], most_rows=3000, pooling="mean"),
+    Table(30, 4, "wraps", modulo=True),
 ]
 
 
@@ -65,13 +65,13 @@ def test_rows_learn_alike_on_any_number_of_shards(made: Any, ragged: bool) -> No
 
 
 def test_it_learns_as_a_table_that_has_all_rows(made: Any) -> None:
-    grown = made(tables=[Table("a", None, 4, most_rows=500)], shards=2)
+    grown = made(tables=[Table(None, 4, "a", most_rows=500)], shards=2)
     ids = torch.randint(0, 400, (30, 1), generator=torch.Generator().manual_seed(0)) * 7_777_777_777
     grown(ids).values()
     names, rows = grown.grown("a")
     assert sorted(names.tolist()) == sorted(set(ids.flatten().tolist()))
-    fixed = made(tables=[Table("a", len(names), 4)])
-    fixed.load({"embedding_bags.a.weight": rows[1:]})
+    fixed = made(tables=[Table(len(names), 4, "a")])
+    fixed.from_state_dict({"embedding_bags.a.weight": rows[1:]})
     place = {name: at for at, name in enumerate(names.tolist())}
     known = torch.tensor([[place[one]] for one in ids.flatten().tolist()])
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_it_learns_as_a_table_that_has_all_rows(made: Any) -> None:
             tables(wanted).values().square().sum().backward()
             tables.flush()
     assert torch.allclose(grown(ids).values(), fixed(known).values(), atol=1e-6)
-    state = grown.export()
+    state = grown.to_state_dict()
     assert torch.equal(state["embedding_bags.a.ids"], names)
     assert state["embedding_bags.a.weight"].shape == (1 + len(names), 4)
 
@@ -88,9 +88,9 @@ def test_it_learns_as_a_table_that_has_all_rows(made: Any) -> None:
 def test_rows_are_saved_with_their_ids(made: Any, tmp_path: Path, before: int, after: int) -> None:
     first = made(shards=before)
     seen = train(first, ragged=False)
-    first.save(tmp_path)
+    first.save_checkpoint(tmp_path)
     second = made(shards=after)
-    second.restore(tmp_path)
+    second.load_checkpoint(tmp_path)
     with torch.no_grad():
         assert torch.allclose(second(batch(99, ragged=False)).values(), seen, atol=1e-6)
     assert second.stats().counts["admitted"] == first.stats().counts["admitted"]
@@ -99,7 +99,7 @@ def test_rows_are_saved_with_their_ids(made: Any, tmp_path: Path, before: int, a
 
 
 def test_ids_without_a_row_share_one_and_an_evaluation_is_no_sighting(made: Any) -> None:
-    tables = made(tables=[Table("a", None, 4, most_rows=100, admit=2)])
+    tables = made(tables=[Table(None, 4, "a", most_rows=100, admit=2)])
     ids = torch.arange(10).unsqueeze(1) + HUGE
     with torch.no_grad():
         for _ in range(3):
@@ -111,7 +111,7 @@ def test_ids_without_a_row_share_one_and_an_evaluation_is_no_sighting(made: Any)
 
 
 def test_ids_modulo_rows_are_told_how_many_share_one(made: Any) -> None:
-    tables = made(tables=[Table("a", 100, 4, modulo=True)])
+    tables = made(tables=[Table(100, 4, "a", modulo=True)])
     ids = torch.arange(1000).unsqueeze(1) - 2000
     values = tables(ids).values()
     assert torch.equal(values[:100], values[100:200])
@@ -121,11 +121,11 @@ def test_ids_modulo_rows_are_told_how_many_share_one(made: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Table("a", None, 4, admit=0), "admit=0"),
-        (lambda: Table("a", None, 4, admit=2.5), "admit=2.5"),
-        (lambda: Table("a", None, 4, evict="size"), "evict='size'"),
-        (lambda: Table("a", None, 4, most_rows=0), "most_rows=0"),
-        (lambda: Table("a", None, 4, modulo=True), "one of the two"),
+        (lambda: Table(None, 4, "a", admit=0), "admit=0"),
+        (lambda: Table(None, 4, "a", admit=2.5), "admit=2.5"),
+        (lambda: Table(None, 4, "a", evict="size"), "evict='size'"),
+        (lambda: Table(None, 4, "a", most_rows=0), "most_rows=0"),
+        (lambda: Table(None, 4, "a", modulo=True), "one of the two"),
     ],
 )
 def test_tables_that_cannot_grow_so_are_refused(make: Any, why: str) -> None:
@@ -136,7 +136,7 @@ def test_tables_that_cannot_grow_so_are_refused(make: Any, why: str) -> None:
 def test_what_a_table_that_grows_cannot_do_is_refused(made: Any) -> None:
     tables = made()
     with pytest.raises(ConfigError, match="'grows' grows"):
-        tables.load({})
+        tables.from_state_dict({})
     with pytest.raises(ConfigError, match="table 'plain' is not a growing table"):
         tables.grown("plain")
     assert "grows: up to 3,000 × 4" in repr(tables)

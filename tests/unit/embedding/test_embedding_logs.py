@@ -81,7 +81,7 @@ def test_parquet_and_what_was_written_down_say_the_same(tmp_path: Path) -> None:
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tables = EmbeddingBagCollection([Table("a", ROWS, 4), Table("b", 1000, 4)])
+        self.tables = EmbeddingBagCollection([Table(ROWS, 4, "a"), Table(1000, 4, "b")])
         self.top = nn.Linear(8, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

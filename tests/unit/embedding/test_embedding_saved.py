@@ -17,7 +17,7 @@ from uneven.embedding.pure.sharding_plan import MeasuredTables
 from uneven.embedding.pure.table_wire import Say
 from uneven.errors import CheckpointError, ConfigError
 
-TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]
+TABLES = [Table(300, 8, "a", ["left", "right"]), Table(7000, 8, "b"), Table(40, 4, "c")]
 
 
 def trained(shards: int, steps: int, first: int = 0, made: Any = None) -> EmbeddingBagCollection:
@@ -31,28 +31,28 @@ def trained(shards: int, steps: int, first: int = 0, made: Any = None) -> Embedd
 
 def test_another_number_of_shards_goes_on_just_as_one_would_have(tmp_path: Path) -> None:
     whole, half = trained(1, 12), trained(3, 6)
-    half.save(tmp_path / "saved")
+    half.save_checkpoint(tmp_path / "saved")
     half.close()
     rest = EmbeddingBagCollection(TABLES, optimizer=RowwiseAdagrad(lr=0.1), shards=2)
-    rest.restore(tmp_path / "saved")
+    rest.load_checkpoint(tmp_path / "saved")
     trained(2, 6, 6, rest)
-    for key, weight in whole.export().items():
-        assert torch.allclose(weight, rest.export()[key], atol=1e-6)
+    for key, weight in whole.to_state_dict().items():
+        assert torch.allclose(weight, rest.to_state_dict()[key], atol=1e-6)
     files = sorted(path.name for path in (tmp_path / "saved").glob("shard-*.json"))
     assert files == ["shard-0.json", "shard-1.json", "shard-2.json"]
-    other = EmbeddingBagCollection([*TABLES, Table("d", 9, 8)])
+    other = EmbeddingBagCollection([*TABLES, Table(9, 8, "d")])
     with pytest.raises(CheckpointError, match="lacks 9 rows of table 'd'"):
-        other.restore(tmp_path / "saved")
-    wider = EmbeddingBagCollection([Table("c", 40, 16)])
+        other.load_checkpoint(tmp_path / "saved")
+    wider = EmbeddingBagCollection([Table(40, 16, "c")])
     with pytest.raises(CheckpointError, match=r"rows of shape \(4,\), but the table has \(16,\)"):
-        wider.restore(tmp_path / "saved")
+        wider.load_checkpoint(tmp_path / "saved")
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"cannot save .*file"):
-        whole.save(tmp_path / "file")
+        whole.save_checkpoint(tmp_path / "file")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a-0-300.rows.npy").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match="No space left"):
-        whole.save(tmp_path / "full")
+        whole.save_checkpoint(tmp_path / "full")
     assert not list((tmp_path / "full").glob("shard-*.json"))
     for one in (whole, rest, other, wider):
         one.close()
@@ -127,11 +127,11 @@ def test_updates_that_are_under_way_when_a_shard_dies_are_not_lost() -> None:
 
 
 def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> None:
-    tables = [Table("busy", 100, 4), Table("idle", 100, 4), Table("dull", 100, 4)]
+    tables = [Table(100, 4, "busy"), Table(100, 4, "idle"), Table(100, 4, "dull")]
     first = EmbeddingBagCollection(tables, shards=2)
     ids = {name: torch.zeros(8, 9 if name == "busy" else 1, dtype=torch.long) for name in ("busy", "idle", "dull")}
     first(ids).values().sum().backward()
-    first.save(tmp_path)
+    first.save_checkpoint(tmp_path)
     first.close()
     measured = MeasuredTables.read((tmp_path / "measured.json").read_text())
     assert measured.lookups == {"busy": 9.0, "idle": 1.0, "dull": 1.0}
@@ -139,7 +139,7 @@ def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> No
     assert min(measured.speeds) > 0
     (tmp_path / "measured.json").write_text(MeasuredTables(measured.lookups, (3.0, 1.0)).text)
     second = EmbeddingBagCollection(tables, shards=2, placed_by=tmp_path)
-    second.restore(tmp_path)
+    second.load_checkpoint(tmp_path)
     held = [{part.table: part.rows for part in one.ranges} for one in second.door.shards()]
     assert held[0][0] == 75, "busy is cut by speed"
     assert second(ids).values().shape == (8, 12)
@@ -269,7 +269,7 @@ def test_who_saves_while_tables_are_loaded_is_told_and_what_is_there_is_no_save(
 def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as_one(tmp_path: Path) -> None:
     for count in (3, 2):
         made = trained(count, 2)
-        made.save(tmp_path)
+        made.save_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"rows of table 'a' more than once.*save each into its own folder"):
-        made.restore(tmp_path)
+        made.load_checkpoint(tmp_path)
     made.close()

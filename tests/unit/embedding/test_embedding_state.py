@@ -23,8 +23,8 @@ from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.runtime.messages.process import ShardKeeper
 
-FIXED = [Table("a", 30, 4), Table("large", 3000, 4)]
-GROWN = [Table("a", None, 4, most_rows=50), Table("large", None, 4, most_rows=50)]
+FIXED = [Table(30, 4, "a"), Table(3000, 4, "large")]
+GROWN = [Table(None, 4, "a", most_rows=50), Table(None, 4, "large", most_rows=50)]
 IDS = torch.randint(0, 30, (8, 2), generator=torch.Generator().manual_seed(1))
 
 
@@ -105,11 +105,11 @@ def test_a_state_without_rows_or_with_wrong_ones_does_not_load(made: Any) -> Non
 
 @pytest.mark.parametrize(
     ("tables", "why"),
-    [(GROWN, "table 'a' grows"), ([Table("a", 2**31 - 2, 1 << 14)], "GB of memory are free")],
+    [(GROWN, "table 'a' grows"), ([Table(2**31 - 2, 1 << 14, "a")], "GB of memory are free")],
     ids=["grown", "large"],
 )
 def test_tables_that_a_state_dict_cannot_hold_are_refused_or_left_out(made: Any, tables: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{why}.*in_state_dict=False.*tables.save\(folder\)"):
+    with pytest.raises(ConfigError, match=rf"{why}.*in_state_dict=False.*tables.save_checkpoint\(folder\)"):
         made(tables).state_dict()
     model = made(tables, in_state_dict=False)
     assert model.state_dict().keys() == {"top.weight", "top.bias"}
@@ -149,18 +149,20 @@ def test_frozen_tables_neither_step_nor_grow_until_they_are_thawed(made: Any, fr
     train(model, 2)
     freeze(model)
     model.top.requires_grad_(True)
-    before = model.tables.export()
+    before = model.tables.to_state_dict()
     fresh = IDS + 30 if tables is GROWN else IDS.flip(0)
     with uneven.Session() as session:
         session.setup(model)
-        for (ids,) in session.loader(TensorDataset(fresh), batch_size=4, ids=lambda batch: batch[0], ahead=1):
+        for (ids,) in session.loader(TensorDataset(fresh), global_batch_size=4, ids=lambda batch: batch[0], ahead=1):
             model(ids).sum().backward()
     train(model, 1)
-    after = model.tables.export()
+    after = model.tables.to_state_dict()
     assert all(torch.equal(after[key], one) for key, one in before.items())
     model.requires_grad_(True)
     train(model, 1)
-    assert not any(torch.equal(model.tables.export()[key], one) for key, one in before.items() if "weight" in key)
+    assert not any(
+        torch.equal(model.tables.to_state_dict()[key], one) for key, one in before.items() if "weight" in key
+    )
 
 
 def test_a_resumed_session_goes_on_as_if_it_had_not_stopped(made: Any) -> None:
@@ -171,7 +173,7 @@ def test_a_resumed_session_goes_on_as_if_it_had_not_stopped(made: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         with uneven.Session(seed=3) as session:
             session.setup(model, optimizer)
-            loader = session.loader(data, batch_size=10)
+            loader = session.loader(data, global_batch_size=10)
             for key, part in {"model": model, "optimizer": optimizer, "session": session}.items() if state else ():
                 part.load_state_dict(state[key])
             for place, (ids, target) in enumerate(loader, 1):
@@ -209,8 +211,8 @@ def test_two_workers_load_before_either_trains(made: Any, tmp_path: Path, monkey
             model.tables.flush()
 
         list(threads.map(load, workers))
-        for key, rows in alone.tables.export().items():
-            assert torch.allclose(workers[1].tables.export()[key], rows, atol=1e-6)
+        for key, rows in alone.tables.to_state_dict().items():
+            assert torch.allclose(workers[1].tables.to_state_dict()[key], rows, atol=1e-6)
         assert workers[1].tables.stats().counts["applied"] == 5, "two tables by each, and one gradient"
         for one in workers:
             one.tables.close()

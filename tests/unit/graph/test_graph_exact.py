@@ -23,7 +23,7 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second, self.constant = first, second, constant
 
-    def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, g: graph.PartedGraph) -> Tensor:
         h = F.relu(self.first(g.constant(x) if self.constant else x, g))
         return self.second(g.dropout(h, 0.3, self.training), g)
 
@@ -47,7 +47,7 @@ def learnt(g: graph.PartedGraph, whole: Net) -> tuple[Any, ...]:
     x, y, mask = g.tensor("x"), g.tensor("y"), g.tensor("train_mask")
     for _ in range(2 if model.constant else 1):  # the second time, what is kept of constants is used
         model.zero_grad()
-        output = model(g, x)
+        output = model(x, g)
         loss = g.loss(F.cross_entropy, output, y, mask)
         loss.backward()
     accuracy = g.accuracy(output, y, mask)

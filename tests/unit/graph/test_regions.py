@@ -24,7 +24,7 @@ from uneven.graph.graph_source import GraphSource
 from uneven.graph.pure.regions import Dealt, alone_s, done_in, fitted, grouped
 from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import ThreadLines
-from uneven.run.step.part import Run, Step
+from uneven.run.step.callback import CallbackContext, Step
 
 PARTS = 12
 
@@ -132,7 +132,7 @@ def test_nothing_is_handed_over_where_all_are_alike_or_nobody_knows(tmp_path: Pa
 def test_where_workers_come_and_go_parts_are_dealt_out_before_each_step(tmp_path: Path) -> None:
     write(tmp_path / "p")
     source, lines = GraphSource(graph.GraphStore(tmp_path / "p")), ThreadLines.of(1)[0]
-    run = Run(rank=0, members=(0,), lines=lines, model=nn.Linear(1, 1), optimizers=(), log=lambda *_: None)
+    run = CallbackContext(rank=0, members=(0,), lines=lines, model=nn.Linear(1, 1), optimizers=(), log=lambda *_: None)
     late = ElasticGraph(source, 0, 1, how=ExchangeChoice.of("cd-0", None, {}))
     with pytest.raises(ConfigError, match="exchange='cd-0' in an elastic run"):
         late.attach(run)

@@ -16,7 +16,7 @@ from uneven.errors import PeerError
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync import policies
 from uneven.run.lines import ThreadLines
-from uneven.run.step.part import Run, Step
+from uneven.run.step.callback import CallbackContext, Step
 
 
 def some_graph(vertices: int = 60, edges: int = 240, *, symmetric: bool = True, seed: int = 0) -> Tensor:
@@ -52,7 +52,7 @@ def on_threads(
 
     def one(rank: int) -> Any:
         every[rank].attach(
-            Run(
+            CallbackContext(
                 rank=rank,
                 members=tuple(range(size)),
                 lines=lines[rank],

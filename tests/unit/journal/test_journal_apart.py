@@ -86,7 +86,7 @@ def test_the_journal_says_whom_workers_wait_for(settings: dict[str, str], pace: 
 
 def test_a_run_writes_down_whom_its_workers_wait_for(tmp_path: Path) -> None:
     for name, sync in (("object", Shadow(MA())), ("word", "bsp")):
-        with uneven.Session(sync=sync, balance="even", journal=tmp_path / name):
+        with uneven.Session(sync=sync, balance="even", run_dir=tmp_path / name):
             pass
     said = [
         one.settings["pace"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import PartWorker, train
+from workers import CallbackWorker, train
 
 from uneven import KFAC
 from uneven.precondition.kfac.sums import AutoSums, PatchSums, PixelSums, RowSums, Sums
@@ -61,10 +61,10 @@ N = 6
 
 def one_step(
     build: type[nn.Module] | object, x: Tensor, lr: float = 0.1, **how: object
-) -> tuple[PartWorker, list[Tensor], list[Tensor]]:
+) -> tuple[CallbackWorker, list[Tensor], list[Tensor]]:
     """Plain gradients and preconditioned ones of one step."""
 
-    def use(worker: PartWorker) -> tuple[PartWorker, list[Tensor], list[Tensor]]:
+    def use(worker: CallbackWorker) -> tuple[CallbackWorker, list[Tensor], list[Tensor]]:
         plain: list[Tensor] = []
         worker.optimizer.register_step_pre_hook(lambda *_: None)
         ready = worker.part.gradients_ready
@@ -120,7 +120,7 @@ def test_factors_of_a_convolution_have_the_scaling_of_kfc() -> None:
     """The product of the factors is T · mean ⊗ mean; each by itself as in SC 2020's code."""
     x = torch.randn(N, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    def use(worker: PartWorker) -> None:
+    def use(worker: CallbackWorker) -> None:
         y = torch.arange(20).remainder(3).expand(N, 20)
         worker.step(x, y, (N,), loss=lambda model, a, b: F.cross_entropy(model(a), b, reduction="none").sum(1).mean())
         layer = worker.part.layers[0]  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ def test_the_other_scaling_makes_the_product_smaller_by_the_factor_of_the_specif
         return nn.Sequential(nn.Flatten(), nn.Linear(6, 3)).double()
 
     def traces(build: Callable[[], nn.Module], scaling: str) -> float:
-        def use(worker: PartWorker) -> float:
+        def use(worker: CallbackWorker) -> float:
             worker.step(x, torch.arange(4) % 3, (4,))
             layer = worker.part.layers[0]  # type: ignore[attr-defined]
             a, g = (layer.factor(j, worker.part._kept[j], 0.0) for j in (0, 1))  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import PartWorker, train, vector
+from workers import CallbackWorker, train, vector
 
 from uneven import KFAC
 
@@ -29,7 +29,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tensor]:
-    def use(worker: PartWorker) -> Tensor:
+    def use(worker: CallbackWorker) -> Tensor:
         for x, y in batches():
             worker.step(x, y, shares, passes=passes)
         return vector(worker.model)
@@ -66,7 +66,7 @@ def test_passes_of_an_accumulation_count_as_one_batch() -> None:
 
 @pytest.mark.parametrize("scaling", ["kfc", "compat"])
 def test_means_over_other_things_than_samples_are_as_one_process_too(scaling: str) -> None:
-    """As under ``session.weighted``: samples of three classes count 1, 2 and 5."""
+    """As under ``session.loss_mean``: samples of three classes count 1, 2 and 5."""
     rates = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
     shares = (9, 5, 2)
 
@@ -74,7 +74,7 @@ def test_means_over_other_things_than_samples_are_as_one_process_too(scaling: st
         return F.cross_entropy(model(x), y, weight=rates)
 
     def trained(shares: tuple[int, ...]) -> list[Tensor]:
-        def use(worker: PartWorker) -> Tensor:
+        def use(worker: CallbackWorker) -> Tensor:
             for x, y in batches():
                 counts = [float(rates[one].sum()) for one in y.split(shares)]
                 worker.step(x, y, shares, counts=counts, loss=loss)

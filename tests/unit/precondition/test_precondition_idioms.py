@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
-from workers import PartWorker, X, batch, net, train, vector
+from workers import CallbackWorker, X, batch, net, train, vector
 
 from brought import brought, refusal
 from uneven import KFAC, SOAP
@@ -55,7 +55,7 @@ def test_an_encoder_trains_without_its_output_projections() -> None:
         encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         return nn.Sequential(nn.Unflatten(0, (-1, 1)), encoder, nn.Flatten(0, 1), nn.Linear(5, 3)).double()
 
-    def use(worker: PartWorker) -> Any:
+    def use(worker: CallbackWorker) -> Any:
         for number in range(3):
             worker.step(*batch(number), (X,) if worker.rank == 0 and single else (8, 4))
         return vector(worker.model), worker.part.notes, len(worker.part.layers)  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def test_a_batch_that_the_loop_leaves_out_leaves_no_trace(passes: int) -> None:
     def part() -> KFAC:
         return KFAC(damping=0.1, inv_update_steps=2, accumulation_steps=passes)
 
-    def leave_out(worker: PartWorker, loss: float) -> None:
+    def leave_out(worker: CallbackWorker, loss: float) -> None:
         """Passes without a step: ``if not loss.isfinite(): optimizer.zero_grad(); continue``."""
         assert worker.now is not None
         worker.now = dataclasses.replace(worker.now)
@@ -84,7 +84,7 @@ def test_a_batch_that_the_loop_leaves_out_leaves_no_trace(passes: int) -> None:
             (worker.model(part).sum() * loss).backward()
         worker.optimizer.zero_grad(set_to_none=worker.rank == 0)
 
-    def use(worker: PartWorker) -> Tensor:
+    def use(worker: CallbackWorker) -> Tensor:
         for number in range(6):
             if bad and number in (2, 3):
                 leave_out(worker, float("nan"))

@@ -11,17 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import PartWorker, X, batch, net, train, vector
+from workers import CallbackWorker, X, batch, net, train, vector
 
-from uneven import KFAC, SOAP, Part
+from uneven import KFAC, SOAP, Callback
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import Lines, ThreadLines
-from uneven.testing.parts import together
+from uneven.testing.callbacks import together
 
 
-def trained(shares: tuple[int, ...], part: Callable[[], Part], steps: int = 12, **how: Any) -> list[Tensor]:
-    def use(worker: PartWorker) -> Tensor:
+def trained(shares: tuple[int, ...], part: Callable[[], Callback], steps: int = 12, **how: Any) -> list[Tensor]:
+    def use(worker: CallbackWorker) -> Tensor:
         for number in range(steps):
             worker.step(*batch(number), shares)
         return vector(worker.model)
@@ -67,7 +67,7 @@ def test_layers_that_keep_their_plain_gradient_are_named_with_the_reason() -> No
 
 
 def refused(match: str, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], **how: Any) -> None:
-    def use(worker: PartWorker) -> None:
+    def use(worker: CallbackWorker) -> None:
         with pytest.raises(TrainingError, match=match):
             worker.step(*batch(0), (X,), loss=loss)
 
@@ -94,7 +94,7 @@ def test_passes_that_were_not_foretold_are_refused() -> None:
 
 
 def test_policies_that_do_not_average_gradients_are_refused() -> None:
-    def use(worker: PartWorker) -> None:
+    def use(worker: CallbackWorker) -> None:
         worker.step(*batch(0), (6, 6))
         assert worker.now is not None
         other = type(worker.now)(1, 1, 0, worker.rank, (0, 1), (6, 6), StepPlan())
@@ -123,7 +123,7 @@ def test_arguments_out_of_range_are_refused(what: dict[str, Any], told: str) -> 
 
 
 def test_a_refresh_that_fails_keeps_the_previous_basis_and_says_so() -> None:
-    def use(worker: PartWorker) -> None:
+    def use(worker: CallbackWorker) -> None:
         worker.step(*batch(0), (X,))
         part: Any = worker.part
         before = {unit: one.clone() for unit, one in part._bases.items()}
@@ -141,7 +141,7 @@ def test_a_refresh_that_fails_keeps_the_previous_basis_and_says_so() -> None:
 
 
 def test_sums_that_are_not_finite_leave_the_average_as_it_was() -> None:
-    def use(worker: PartWorker) -> None:
+    def use(worker: CallbackWorker) -> None:
         worker.step(*batch(0), (X,))
         part: Any = worker.part
         part.clock = 10
@@ -156,7 +156,7 @@ def test_sums_that_are_not_finite_leave_the_average_as_it_was() -> None:
 
 
 def test_a_refresh_beside_the_training_lands_half_a_period_later_on_all_workers() -> None:
-    def use(worker: PartWorker) -> list[bool]:
+    def use(worker: CallbackWorker) -> list[bool]:
         part: Any = worker.part
         changed = []
         for number in range(13):
@@ -170,7 +170,7 @@ def test_a_refresh_beside_the_training_lands_half_a_period_later_on_all_workers(
 
 
 def test_owners_move_and_what_they_keep_goes_with_them() -> None:
-    def use(worker: PartWorker) -> tuple[Tensor, Any, Any]:
+    def use(worker: CallbackWorker) -> tuple[Tensor, Any, Any]:
         part: Any = worker.part
         first = part.owners
         for number in range(12):
@@ -191,15 +191,15 @@ def test_owners_move_and_what_they_keep_goes_with_them() -> None:
         lambda share: SOAP(inv_update_steps=4, grad_worker_fraction=share),
     ],
 )
-def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float], Part]) -> None:
+def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float], Callback]) -> None:
     """Saved after a refresh is due again, so that bases made anew are those of a run that was not interrupted."""
 
-    def first(worker: PartWorker) -> Any:
+    def first(worker: CallbackWorker) -> Any:
         for number in range(4):
             worker.step(*batch(number), (8, 4))
         with pytest.raises(CheckpointError, match="save inside `with session"):
             worker.part.state_dict()
-        with worker.part.evaluated():
+        with worker.part.evaluation_model():
             state = copy.deepcopy(worker.part.state_dict())
         return state, copy.deepcopy(worker.model.state_dict()), copy.deepcopy(worker.optimizer.state_dict())
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
     for one, other in zip(saved[0][0].values(), saved[1][0].values(), strict=True):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
-    def second(worker: PartWorker) -> Tensor:
+    def second(worker: CallbackWorker) -> Tensor:
         state, weights, optimizer = copy.deepcopy(saved[1])
         worker.model.load_state_dict(weights)
         worker.optimizer.load_state_dict(optimizer)
@@ -221,7 +221,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
     for found in train(3, net, lambda: part(1 / 3), second, momentum=momentum):
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-6)
 
-    def damaged(worker: PartWorker) -> None:
+    def damaged(worker: CallbackWorker) -> None:
         state = copy.deepcopy(saved[0][0])
         del state[next(key for key in state if "/" in key)]
         with pytest.raises(CheckpointError, match="another model"):
@@ -232,7 +232,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
 
 @pytest.mark.parametrize("shares", [(9, 3), (6, 4, 2)])
 def test_soap_on_unequal_workers_is_that_of_one_process(shares: tuple[int, ...]) -> None:
-    def make(share: float) -> Part:
+    def make(share: float) -> Callback:
         return SOAP(factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=share, eps=1e-6)
 
     alone = trained((X,), lambda: make(1.0), momentum=0.0)[0]
@@ -244,7 +244,7 @@ def test_soap_on_unequal_workers_is_that_of_one_process(shares: tuple[int, ...])
 def test_soap_is_adam_where_the_basis_is_the_unit_matrix() -> None:
     """The formula, on one weight whose bases are kept as they are."""
 
-    def use(worker: PartWorker) -> Tensor:
+    def use(worker: CallbackWorker) -> Tensor:
         part: Any = worker.part
         part._began = True
         part.clock = 1
@@ -269,7 +269,7 @@ def test_soap_is_adam_where_the_basis_is_the_unit_matrix() -> None:
 
 
 def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
-    def use(worker: PartWorker) -> Any:
+    def use(worker: CallbackWorker) -> Any:
         part: Any = worker.part
         scale = part._scaler.get_scale() if part._scaler is not None else 1.0
 
@@ -288,7 +288,7 @@ def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
     for one, other in zip(scaled, plain, strict=True):
         torch.testing.assert_close(one, other)
 
-    def mixed(worker: PartWorker) -> Any:
+    def mixed(worker: CallbackWorker) -> Any:
         x, y = batch(0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             worker.step(x.float(), y, (X,))
@@ -301,7 +301,7 @@ def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
 
 def test_adaptive_damping_learns_where_a_fixed_one_sticks() -> None:
     def last(damping: Any) -> float:
-        def use(worker: PartWorker) -> float:
+        def use(worker: CallbackWorker) -> float:
             make = torch.Generator().manual_seed(0)
             x = torch.randn(40 * X, 5, generator=make, dtype=torch.float64)
             y = 5 * x.sum(1, keepdim=True).sin()
@@ -322,13 +322,13 @@ ONE_DRAWS = threading.Lock()
 """All threads draw from the same random numbers."""
 
 
-def changing(part: Callable[[], Part], lines: Lines) -> PartWorker:
+def changing(part: Callable[[], Callback], lines: Lines) -> CallbackWorker:
     """A worker in a run whose members may change."""
     lines.changing = True
     with ONE_DRAWS:
         torch.manual_seed(1)
         model = net()
-    return PartWorker(
+    return CallbackWorker(
         lines, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (part is not SOAP)), part()
     )
 
@@ -336,7 +336,7 @@ def changing(part: Callable[[], Part], lines: Lines) -> PartWorker:
 def test_where_workers_may_be_lost_each_keeps_all_and_gives_it_to_a_newcomer() -> None:
     """In the midst of a period: what was summed up before counts by those who have it."""
 
-    def make() -> Part:
+    def make() -> Callback:
         return KFAC(inv_update_steps=4, damping=0.1)
 
     def first(lines: Lines) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from workers import PartWorker, train
+from workers import CallbackWorker, train
 
 from uneven import KFAC
 from uneven.policy.ownership.agreed_speeds import WorkerRow
@@ -27,7 +27,7 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
 
 
 def test_numbers_may_follow_the_step() -> None:
-    def use(worker: PartWorker) -> list[tuple[float, float]]:
+    def use(worker: CallbackWorker) -> list[tuple[float, float]]:
         part: Any = worker.part
         found = []
         for number in range(4):
@@ -50,7 +50,7 @@ def test_auto_refreshes_beside_the_training_where_every_worker_has_a_core_to_spa
     each = cycle(idle)  # each of the two workers asks once in a refresh
     monkeypatch.setattr(seam, "idle_cores", lambda: next(each))
 
-    def use(worker: PartWorker) -> list[int]:
+    def use(worker: CallbackWorker) -> list[int]:
         part: Any = worker.part
         changed = []
         for number in range(13):
@@ -64,7 +64,7 @@ def test_auto_refreshes_beside_the_training_where_every_worker_has_a_core_to_spa
         assert found == steps
 
 
-def sent(worker: PartWorker) -> dict[str, int]:
+def sent(worker: CallbackWorker) -> dict[str, int]:
     """Bytes that this worker has sent so far on each line of its part."""
     part: Any = worker.part
     lines = part.run.lines.opened
@@ -76,7 +76,7 @@ def test_what_each_kind_of_step_exchanges(share: float, plain: set[str]) -> None
     """A factor step sends nothing that a plain one does not; a refresh sends each sum once, to its owner, and a row of
     speeds; with f = 1 bases, too."""
 
-    def use(worker: PartWorker) -> list[dict[str, int]]:
+    def use(worker: CallbackWorker) -> list[dict[str, int]]:
         found = []
         for number in range(5):
             before = sent(worker)

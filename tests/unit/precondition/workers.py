@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven import Part
+from uneven import Callback
 from uneven.run.lines import Lines
-from uneven.testing.parts import PartWorker, together
+from uneven.testing.callbacks import CallbackWorker, together
 
-__all__ = ["PartWorker", "X", "batch", "net", "train", "vector"]
+__all__ = ["CallbackWorker", "X", "batch", "net", "train", "vector"]
 
 X = 12
 
@@ -30,8 +30,8 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
 def train(
     size: int,
     build: Callable[[], nn.Module],
-    make: Callable[[], Part],
-    use: Callable[[PartWorker], Any],
+    make: Callable[[], Callback],
+    use: Callable[[CallbackWorker], Any],
     *,
     lr: float = 0.1,
     momentum: float = 0.9,
@@ -43,7 +43,7 @@ def train(
         with lock:
             torch.manual_seed(1)
             model = build()
-        return use(PartWorker(lines, model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), make()))
+        return use(CallbackWorker(lines, model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), make()))
 
     return together(size, one)
 

@@ -27,7 +27,7 @@ from uneven.search.pure.space import (
     domain_of,
     grid,
     integer,
-    log,
+    loguniform,
     uniform,
 )  # fmt: skip
 from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStatus
@@ -36,7 +36,7 @@ from uneven.search.search_spec import SearchOptions, SearchPlan
 
 def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> SearchCore:
     asked = SearchTerms(metric="accuracy", **{"trials": 4, **terms})  # type: ignore[arg-type]
-    space = Space({"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"})
+    space = Space({"rate": loguniform(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"})
     return SearchCore(asked, space, schedulers.resolve(scheduler), searchers.resolve(searcher))
 
 
@@ -53,7 +53,7 @@ def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> 
         (lambda: uniform(math.nan, 1), "finite"),
         (lambda: uniform(0, 10**400), "more than 64 bits"),
         (lambda: uniform(0, True), "finite"),
-        (lambda: log(0, 1), "above 0"),
+        (lambda: loguniform(0, 1), "above 0"),
         (lambda: FloatRange(0, 1, step=0), "larger step"),
         (lambda: FloatRange(0, 1, step=1e-300), "larger step"),
         (lambda: IntRange(1, 9, log=True, step=2), "leave out step or log"),
@@ -75,7 +75,7 @@ def test_a_space_that_makes_no_sense_is_refused(make: Callable[[], object], said
     "domain",
     [
         uniform(0, 1),
-        log(1e-3, 10),
+        loguniform(1e-3, 10),
         integer(2, 9),
         integer(1, 64, log=True),
         choice(1, "a"),

@@ -22,14 +22,14 @@ from uneven.search.pure.core import SearchCore
 from uneven.search.pure.schedulers import schedulers
 from uneven.search.pure.searchers import searchers
 from uneven.search.pure.simulated_search import SearchForecast, cheapest, counts, recorded, simulate
-from uneven.search.pure.space import Domain, Plain, Space, choice, log
+from uneven.search.pure.space import Domain, Plain, Space, choice, loguniform
 from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStatus
 from uneven.search.search_events import EVENTS, kept, read_events
 from uneven.search.search_result import SearchResult, stretches
 from uneven.search.search_run import view
 from uneven.search.warm_start import reopened, results_of
 
-SPACE: dict[str, Domain | Plain] = {"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}
+SPACE: dict[str, Domain | Plain] = {"rate": loguniform(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}
 
 
 def quality(trial: TrialRecord, t: float) -> float:
@@ -134,7 +134,7 @@ def test_what_cannot_be_a_warm_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not use results"):
         warm(tmp_path / "run", "random")
     with pytest.raises(ConfigError, match=r"is in the space; trial 0 of .* has rate="):
-        warm(tmp_path / "run", space={"rate": log(1, 2)})
+        warm(tmp_path / "run", space={"rate": loguniform(1, 2)})
     with pytest.raises(ConfigError, match="no search in"):
         warm(tmp_path / "nowhere")
     searched(tmp_path / "min", mode="min")

@@ -29,7 +29,7 @@ from uneven.search.search_events import EVENTS, read_events
 from uneven.search.search_result import stretches
 from uneven_bench.forked.scripts import Script
 
-RATE = {"rate": search.log(1e-3, 0.3)}
+RATE = {"rate": search.loguniform(1e-3, 0.3)}
 
 
 def run(
@@ -427,7 +427,7 @@ def test_data_are_named_in_a_file(tmp_path: Path) -> None:
         ('[serach]\nmetric = "a"', "search"),
         ('[search]\ntrain = "search_functions:nobody"\nmetric = "a"', "has no"),
         (
-            '[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { log = [1] }',
+            '[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { loguniform = [1] }',
             "list of two numbers",
         ),
         ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { lag = [1, 2] }', "log"),

@@ -50,12 +50,12 @@ def ours(task: ElasticTask) -> None:
         if not on:
             break
     if own_pace:  # the workers have only the server's copy in common
-        with session.evaluated():
+        with session.evaluation_model():
             worker.ended()
         session.close()
         return
     if task.told["sync"].startswith("shuffle"):  # the newest merge of a worker is that of its group, so merge all
-        with session.evaluated():
+        with session.evaluation_model():
             pass
     worker.ended(None if book is None else book.digest)
     session.close()

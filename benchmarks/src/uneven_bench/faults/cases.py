@@ -24,7 +24,7 @@ LOOP = ("batch", "forward", "backward", "step")
 
 BEFORE = ("import", "setup", "first")  # before the session, before its setup, before the first batch
 AFTER = ("last", "closed")  # after the last step, after ``session.close()``
-SAVING = ("evaluated", "save")  # inside ``session.evaluated()``, and there with half a checkpoint written
+SAVING = ("evaluated", "save")  # inside ``session.evaluation_model()``, and there with half a checkpoint written
 
 KINDS: dict[str, tuple[str, ...]] = {
     "none": ("import",),

@@ -158,7 +158,7 @@ def main(told: dict[str, Any]) -> None:
         session.load_state_dict(saved["session"])
 
     def save(epoch: int, iteration: int) -> None:
-        with session.evaluated():
+        with session.evaluation_model():
             fault.at("evaluated")
             if rank == 0 and told["life"] == 1 and not fault.spoils():
                 state = {"cut": (epoch, iteration), "model": model.state_dict(), "session": session.state_dict()}

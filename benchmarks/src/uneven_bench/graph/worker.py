@@ -49,7 +49,7 @@ class GraphNet(nn.Module):
         self.second = second
         self.dropout = dropout
 
-    def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, g: graph.PartedGraph) -> Tensor:
         """[rows, features] → [rows, classes], of this worker."""
         found: Tensor = self.second(g.dropout(F.relu(self.first(x, g)), self.dropout, self.training), g)
         return found
@@ -61,7 +61,7 @@ class GraphArm:
 
     def __init__(self, folder: Path, exchange: str, hidden: int, released: bool = False) -> None:
         self.g = graph.load(folder, exchange=exchange)
-        self.session = uneven.Session(parts=[self.g])
+        self.session = uneven.Session(callbacks=[self.g])
         self._rows()
         torch.manual_seed(0)
         classes = self.y.max() + 1
@@ -82,14 +82,14 @@ class GraphArm:
     def step(self) -> None:
         """Train an epoch, which is one step."""
         with self.session.step(samples=self.g.samples):
-            self.g.loss(F.cross_entropy, self.net(self.g, self.x), self.y, self.mask).backward()
+            self.g.loss(F.cross_entropy, self.net(self.x, self.g), self.y, self.mask).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def accuracy(self) -> float:
         self.net.eval()
         with torch.no_grad():
-            found = self.g.accuracy(self.net(self.g, self.x), self.y, self.test)
+            found = self.g.accuracy(self.net(self.x, self.g), self.y, self.test)
         self.net.train()
         return found
 
@@ -117,12 +117,12 @@ def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> lis
     net: Any = GraphNet(graph.SAGEConv(whole.x.shape[1], 32), graph.SAGEConv(32, whole.classes), 0.3).to(dtype)
     weights = [one.detach().clone() for one in net.parameters()]
     optimizer: Any = torch.optim.SGD(net.parameters(), lr=1.0)
-    session = None if parts is None else uneven.Session(parts=[g])
+    session = None if parts is None else uneven.Session(callbacks=[g])
     if session is not None:
         net, optimizer = session.setup(net, optimizer)
     x, y, mask = g.tensor("x").to(dtype), g.y.clamp(min=0), g.tensor("train_mask")
     with nullcontext() if session is None else session.step(samples=g.samples):
-        g.loss(F.cross_entropy, net(g, x), y, mask).backward()
+        g.loss(F.cross_entropy, net(x, g), y, mask).backward()
         optimizer.step()
     if session is not None:
         session.close()

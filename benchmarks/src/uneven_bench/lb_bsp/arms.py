@@ -171,11 +171,11 @@ class SessionArm(LoopArm):
     ) -> None:
         super().__init__(model, work, total, block)
         self._balance = balance
-        self.session = uneven.Session(balance=balance, journal=journal)
+        self.session = uneven.Session(balance=balance, run_dir=journal)
         self.model, self.optimizer = self.session.setup(
             model, work.optimizer(model.parameters()), gradient_as_bucket_view=True
         )
-        self._loader = self.session.loader(self.data, batch_size=total, together=self.together, **self.loading)
+        self._loader = self.session.loader(self.data, global_batch_size=total, together=self.together, **self.loading)
 
     @property
     def settles(self) -> bool:
@@ -183,7 +183,7 @@ class SessionArm(LoopArm):
 
     @property
     def split(self) -> tuple[int, ...]:
-        return self.session.newest_shares
+        return self.session.next_shares
 
     def batches(self) -> Iterable[Any]:
         return self._loader
@@ -203,7 +203,7 @@ class TogetherArm(SessionArm):
     def train(self) -> tuple[float, ...]:
         exposed_s = []
         for batch in self.batches():
-            for x, y in self.session.passes(batch):
+            for x, y in self.session.microbatches(batch):
                 self.loss(x, y).backward()
                 through_s = time.perf_counter()
             exposed_s.append(time.perf_counter() - through_s)

@@ -89,7 +89,7 @@ def train(collate: Callable[[list[Tensor]], Any], by_cost: bool, seconds: float)
             if number == WARM:
                 began_s = time.perf_counter()
             kept = int((y != -100).sum())
-            with session.weighted(kept):
+            with session.loss_mean(kept):
                 F.cross_entropy(model(x).flatten(0, -2), y.flatten(), ignore_index=-100).backward()
             optimizer.step()
             optimizer.zero_grad()

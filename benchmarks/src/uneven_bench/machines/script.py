@@ -72,10 +72,10 @@ def main(told: dict[str, Any]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 time.sleep(_STEP_S)
-            with session.evaluated():
+            with session.evaluation_model():
                 if told["save"]:
                     torch.save([model.state_dict(), torch.zeros(2**18)], told["save"].format(epoch))
-    with session.evaluated():
+    with session.evaluation_model():
         _note(notes / f"used-{host}", model.used.nonzero().tolist())
     session.close()
     (notes / f"done-{host}").touch()

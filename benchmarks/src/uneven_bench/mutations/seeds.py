@@ -33,7 +33,7 @@ time_budget_s = 60.0
 points_to_evaluate = [{ lr = 0.01, width = 32 }, { depth = 2 }]
 
 [space]
-lr = { log = [1e-4, 1e-1] }
+lr = { loguniform = [1e-4, 1e-1] }
 depth = { integer = [1, 4] }
 width = { choice = [32, 64, 128] }
 kind = { grid = ["a", "b"] }
@@ -64,7 +64,7 @@ SETTINGS = b"""\
 balance = "static:shares=3/2/1"
 sync = "bmuf:every=4,nesterov=true"
 seed = 7
-budget = 0.01
+overhead_budget = 0.01
 timeout_s = 60.0
 nonfinite = "raise"
 threads = 1

@@ -155,7 +155,7 @@ def _session(data: bytes) -> None:
         state = {key: json.dumps(one) if key in inner else one for key, one in state.items()}
     with uneven.Session() as session:
         session.load_state_dict(state)
-        for _ in session.loader(seeds.samples(), batch_size=8, shuffle=True):
+        for _ in session.loader(seeds.samples(), global_batch_size=8, shuffle=True):
             break
 
 
@@ -214,12 +214,12 @@ def _study(data: bytes) -> None:
     """Read a study, and compare it with Optuna's reading."""
     import optuna
 
-    from uneven.search.pure.space import Space, integer, log
+    from uneven.search.pure.space import Space, integer, loguniform
     from uneven.search.pure.trial_records import SearchTerms
     from uneven.search.warm_start import results_of
 
     Path("study.db").write_bytes(data)
-    space = Space({"lr": log(1e-3, 0.1), "depth": integer(1, 4)})
+    space = Space({"lr": loguniform(1e-3, 0.1), "depth": integer(1, 4)})
     found = results_of(["sqlite:///study.db"], SearchTerms(metric="loss", mode="min"), space)
     known = [(one.params, one.value) for one in optuna.load_study(study_name=None, storage="sqlite:///study.db").trials]
     assert all((params, -score) in known for params, score in found)

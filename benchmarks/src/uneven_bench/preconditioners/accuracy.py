@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import uneven
 from uneven.cluster.virtual.datasets import images
-from uneven.testing.parts import alone
+from uneven.testing.callbacks import alone
 from uneven_bench.preconditioners.arms import optimizers
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -138,7 +138,7 @@ class PartArm(StepArm):
         super().__init__(model)
         self.part = part
         self._batch = batch
-        self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync="bsp")
+        self.session = uneven.Session(callbacks=[part] if part else [], balance=balance, sync="bsp")
         momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
         optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
         _, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import uneven
-from uneven.testing.parts import alone
+from uneven.testing.callbacks import alone
 from uneven_bench.preconditioners.models import MODELS
 
 

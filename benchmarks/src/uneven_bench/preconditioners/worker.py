@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import uneven
-from uneven.testing.parts import alone
+from uneven.testing.callbacks import alone
 from uneven_bench.harness.worker import StageWorker, work
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
@@ -245,19 +245,19 @@ def unequal(me: StageWorker) -> dict[str, Any]:
                 each = me.gather((time.process_time() - cpu_s) / 10)
                 if name == "ours":
                     worked.append(each)
-    costs = _plain_costs(me, timed, batch, arms["ours"].session.newest_shares)
+    costs = _plain_costs(me, timed, batch, arms["ours"].session.next_shares)
     stage.lift()
     found = {name: statistics.median(them) for name, them in taken.items()}
     ours = arms["ours"]
     worker_cpu_s = [statistics.median(them) for them in zip(*worked, strict=True)]
-    limit_s = _limit_s(worker_cpu_s, task["cores"], ours.session.newest_shares, ours.part.owners)
+    limit_s = _limit_s(worker_cpu_s, task["cores"], ours.session.next_shares, ours.part.owners)
     result = {
         "step_s": found,
         "limit_s": limit_s,
         "gain": found["n3"] / found["ours"],
         "of_limit": limit_s / found["ours"],
         "worker_cpu_s": worker_cpu_s,
-        "shares": list(arms["ours"].session.newest_shares),
+        "shares": list(arms["ours"].session.next_shares),
         "costs": costs,
         "described": {name: arm.part.describe() for name, arm in arms.items()} if dist.get_rank() == 0 else {},
         "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
@@ -267,10 +267,10 @@ def unequal(me: StageWorker) -> dict[str, Any]:
     return result
 
 
-class _OwnTime(uneven.Part):
+class _OwnTime(uneven.Callback):
     """A part that only keeps the run."""
 
-    def attach(self, run: uneven.Run) -> None:
+    def attach(self, run: uneven.CallbackContext) -> None:
         self.run = run
 
 

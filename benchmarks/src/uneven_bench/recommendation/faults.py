@@ -108,7 +108,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
         net = ClickNet(len(data.rows), data.numbers.shape[1])
         dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
         tables = EmbeddingBagCollection(
-            [Table(f"t{place}", many, DIM) for place, many in enumerate(data.rows)],
+            [Table(many, DIM, f"t{place}") for place, many in enumerate(data.rows)],
             optimizer=_RATE,
             seed=seed,
             save_every_s=SAVE_EVERY_S,
@@ -161,7 +161,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
         told("make the tables", 0.0)
         tables = EmbeddingBagCollection(
-            [Table("t", many, 16, features=tuple(f"f{i}" for i in range(_LOOKED_UP)))], optimizer=_RATE
+            [Table(many, 16, "t", feature_names=tuple(f"f{i}" for i in range(_LOOKED_UP)))], optimizer=_RATE
         )
         net = torch.nn.Linear(16 * _LOOKED_UP, 1)
 
@@ -181,7 +181,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
         def save() -> None:
             span.append(time.perf_counter())
             try:
-                tables.save(folder)
+                tables.save_checkpoint(folder)
             except CheckpointError as error:
                 failed.append(error)
             span.append(time.perf_counter())

@@ -85,7 +85,7 @@ def _layers(*widths: int) -> nn.Sequential:
 
 
 def served() -> nn.Module:
-    return EmbeddingBagCollection([Table(f"t{place}", many, DIM) for place, many in enumerate(rows())], optimizer=_RATE)
+    return EmbeddingBagCollection([Table(many, DIM, f"t{place}") for place, many in enumerate(rows())], optimizer=_RATE)
 
 
 class FlatTables(nn.Module):

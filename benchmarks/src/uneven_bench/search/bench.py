@@ -160,7 +160,7 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
     samples, trials = (300, 4) if quick else (1000, 9)
     train, validate = trainings.sets(data, samples)
     side = train[0][0].shape[-1]
-    space: dict[str, Any] = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8, 12), "side": side}
+    space: dict[str, Any] = {"lr": search.loguniform(1e-4, 1e-1), "width": search.choice(4, 8, 12), "side": side}
     one = RealSearch(train, validate, space, trials, where)
     cases: dict[str, dict[str, list[dict[str, float]]]] = {case: {} for case in PREPARATIONS}
     targets: dict[str, list[float]] = {case: [] for case in PREPARATIONS}

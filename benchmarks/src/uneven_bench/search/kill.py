@@ -41,7 +41,12 @@ def go(directory: Path) -> None:
     """Run the search."""
     train, validate = trainings.sets("digits", 300)
     side = train[0][0].shape[-1]
-    space = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8), "side": side, "noted_in": str(directory)}
+    space = {
+        "lr": search.loguniform(1e-4, 1e-1),
+        "width": search.choice(4, 8),
+        "side": side,
+        "noted_in": str(directory),
+    }
     search.run(
         noted, space, metric="accuracy", trials=TRIALS, scheduler=SCHEDULER, data=train, validate=validate,
         transform=partial(prepared, folder=directory), devices=1, directory=directory, progress=False, max_failures=9,

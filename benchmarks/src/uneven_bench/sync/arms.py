@@ -115,10 +115,10 @@ class Ours(SyncArm):
         assert facts is not None, "every policy that ships states its facts"
         self.own_pace = facts.pace is Pace.OWN
         self.every = facts.every
-        self.session = uneven.Session(balance=balance, sync=sync, seed=seed, journal=journal)
+        self.session = uneven.Session(balance=balance, sync=sync, seed=seed, run_dir=journal)
         self.net, self.optimizer = self.session.setup(model, self.optimizer, gradient_as_bucket_view=True)
         total = batch * dist.get_world_size()
-        self._loader = self.session.loader(Images(data), batch_size=total, drop_last=True, collate_fn=whole)
+        self._loader = self.session.loader(Images(data), global_batch_size=total, drop_last=True, collate_fn=whole)
         self._begin()
 
     def _begin(self) -> None:
@@ -135,7 +135,7 @@ class Ours(SyncArm):
 
     def counted(self) -> AbstractContextManager[Any]:
         """Evaluate the policy's model."""
-        return self.session.evaluated()
+        return self.session.evaluation_model()
 
     def close(self) -> None:
         self.session.close()

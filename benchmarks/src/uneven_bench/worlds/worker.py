@@ -21,7 +21,7 @@ def main(iterations: int, global_batch: int, name: str, width: int = WIDTH) -> N
     with uneven.Session() as session:
         model = network(data, width)
         model, optimizer = session.setup(model, make_optimizer(model))
-        for x, y in session.loader(first(data.train, iterations * global_batch), batch_size=global_batch):
+        for x, y in session.loader(first(data.train, iterations * global_batch), global_batch_size=global_batch):
             loss_of(model, x, y).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -89,12 +89,12 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
 
 def balanced(data: ImageData, run: Path, epochs: int) -> None:
     """Train the same loop with the three lines that uneven needs."""
-    session = Session(journal=run)
+    session = Session(run_dir=run)
     model = network(data, WIDTH)
     model, optimizer = session.setup(model, make_optimizer(model), gradient_as_bucket_view=True)
     samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
     dataset = torch.utils.data.Subset(data.train, range(samples))
-    loader = session.loader(dataset, batch_size=GLOBAL_BATCH, epochs=epochs)
+    loader = session.loader(dataset, global_batch_size=GLOBAL_BATCH, epochs=epochs)
     ready()
     for _ in range(epochs):
         for x, y in loader:

@@ -87,7 +87,9 @@ def train(
             )
         traffic = traffic or ModelTraffic(homes.sites)
         visits = VirtualVisits(tuned, task, homes, traffic, scenario.seed)
-    training = Training(sgd, evaluated=scenario.policy.evaluated, board=board, visits=visits, traffic=traffic)
+    training = Training(
+        sgd, evaluation_model=scenario.policy.evaluation_model, board=board, visits=visits, traffic=traffic
+    )
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)
     return Learnt(outcome=outcome, points=tuple(board.points), reached=board.reached, diverged=board.diverged)

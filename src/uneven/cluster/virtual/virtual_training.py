@@ -29,7 +29,7 @@ from uneven.policy.merge import Kept
 from uneven.policy.select import HEADER_BYTES, Picked, packed_bytes
 from uneven.policy.select.pack import shortest
 from uneven.policy.select.picked import WHOLE
-from uneven.policy.sync import Evaluated
+from uneven.policy.sync import EvaluationModel
 
 
 class Training(Arithmetic):
@@ -39,7 +39,7 @@ class Training(Arithmetic):
         self,
         sgd: Sgd,
         *,
-        evaluated: Evaluated,
+        evaluation_model: EvaluationModel,
         board: Board,
         visits: VirtualVisits | None = None,
         traffic: ModelTraffic | None = None,
@@ -47,7 +47,7 @@ class Training(Arithmetic):
         self._sgd = sgd
         self._visits = visits
         self._traffic = traffic
-        self._evaluated = evaluated
+        self._evaluated = evaluation_model
         self._board = board
         first = sgd.task.initial()
         self._first = first
@@ -122,9 +122,9 @@ class Training(Arithmetic):
             self.enough = self._board.look(self._model(rank), min(self._live), iteration, at_s)
 
     def _model(self, rank: int) -> Tensor:
-        if self._evaluated is Evaluated.REPLICA:
+        if self._evaluated is EvaluationModel.REPLICA:
             return self._replicas[rank].state.parameters
-        if self._evaluated is Evaluated.MEAN:
+        if self._evaluated is EvaluationModel.MEAN:
             return flat_mean([self._replicas[one].state for one in sorted(self._live)])
         return self._centre if self._copies.begun else self._replicas[min(self._live)].centre
 

@@ -71,14 +71,15 @@ class Table:
     """One embedding table.
 
     Attributes:
+        num_embeddings: number of rows; ids are 0 to num_embeddings − 1. With None the table grows, and an id may be any
+            int64.
+        embedding_dim: numbers in a row.
         name: used in messages, checkpoints and state dicts.
-        rows: number of rows; ids are 0 to rows − 1. None: the table grows, and ids may be any int64.
-        dim: numbers in a row.
-        features: names of the features that look up this table; by default one with the table's name.
+        feature_names: names of the features that look up this table; by default one with the table's name.
         pooling: "sum" or "mean" of the rows of a bag.
-        scale: rows are initialized uniformly in [−scale, scale], or between two given numbers; by default 1 / √rows, as
-            in DLRM.
-        modulo: take ids modulo ``rows``; ``stats().sharing`` reports how many ids then share a row.
+        scale: rows are initialized uniformly in [−scale, scale], or between two given numbers; by default
+            1 / √num_embeddings, as in DLRM.
+        modulo: take ids modulo ``num_embeddings``; ``stats().sharing`` reports how many ids then share a row.
         most_rows: maximum number of rows of a growing table. Memory is allocated as rows are added.
         admit: for a growing table: an id gets a row after this number of lookups; or, below 1, with this probability at
             each lookup. All ids without a row share one.
@@ -90,10 +91,10 @@ class Table:
         ConfigError: a value is invalid; the message names it.
     """
 
+    num_embeddings: int | None
+    embedding_dim: int
     name: str
-    rows: int | None
-    dim: int
-    features: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
     pooling: str = "sum"
     scale: float | tuple[float, float] | None = None
     modulo: bool = False
@@ -105,11 +106,17 @@ class Table:
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
             raise ConfigError(f"Table({self.name!r}): a name has letters, digits, _, - and +; it names a file")
-        for what in ("rows", "dim", "most_rows", "no_id"):  # JSON cannot serialize the integers of NumPy or pandas
+        for what in (
+            "num_embeddings",
+            "embedding_dim",
+            "most_rows",
+            "no_id",
+        ):  # JSON cannot serialize the integers of NumPy or pandas
             if isinstance(value := getattr(self, what), Integral) and not isinstance(value, bool):
                 object.__setattr__(self, what, int(value))
-        many = "most_rows" if self.rows is None else "rows"
-        for what, value, most in ((many, self.held, MOST_ROWS - 1), ("dim", self.dim, MOST_DIM)):
+        many = "most_rows" if self.grows else "num_embeddings"
+        dim = ("embedding_dim", self.embedding_dim, MOST_DIM)
+        for what, value, most in ((many, self.held, MOST_ROWS - 1), dim):
             if type(value) is not int or not 1 <= value <= most:
                 raise ConfigError(f"Table({self.name!r}, {what}={value!r}): give a whole number from 1 to {most:,}")
         if self.pooling not in _POOLINGS:
@@ -125,25 +132,25 @@ class Table:
             object.__setattr__(self, "scale", (low, high) if isinstance(self.scale, Sequence) else high)
         if not (self.no_id is None or (type(self.no_id) is int and -(2**63) <= self.no_id < 2**63)):
             raise ConfigError(f"Table({self.name!r}, no_id={self.no_id!r}): give a whole number of 64 bits")
-        if isinstance(self.features, str):
-            raise ConfigError(f"Table({self.name!r}, features={self.features!r}): give a list of names")
+        if isinstance(self.feature_names, str):
+            raise ConfigError(f"Table({self.name!r}, feature_names={self.feature_names!r}): give a list of names")
         if self.evict not in _EVICTIONS:
             raise ConfigError(f"Table({self.name!r}, evict={self.evict!r}): it is 'age' or 'count'")
         if not (0 < self.admit < 1 or self.admit in range(1, 256)):
             raise ConfigError(f"Table({self.name!r}, admit={self.admit!r}): give sightings, 1 to 255, or a probability")
-        if self.modulo and self.rows is None:
-            raise ConfigError(f"Table({self.name!r}, rows=None, modulo=True): give one of the two")
-        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+        if self.modulo and self.grows:
+            raise ConfigError(f"Table({self.name!r}, num_embeddings=None, modulo=True): give one of the two")
+        object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
 
     @property
     def grows(self) -> bool:
         """True if rows are created as ids arrive."""
-        return self.rows is None
+        return self.num_embeddings is None
 
     @property
     def held(self) -> int:
         """The number of rows; of a growing table, the maximum."""
-        return self.most_rows if self.rows is None else self.rows
+        return self.most_rows if self.num_embeddings is None else self.num_embeddings
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -175,12 +182,12 @@ class TableSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """The features of all tables, in order; a feature of several tables is listed once per table."""
-        return tuple(feature for one in self.tables for feature in one.features)
+        return tuple(feature for one in self.tables for feature in one.feature_names)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of :attr:`features` in results, as in TorchRec: ``feature@table`` if several tables share it."""
-        pairs = [(feature, one.name) for one in self.tables for feature in one.features]
+        pairs = [(feature, one.name) for one in self.tables for feature in one.feature_names]
         return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
 
     @property
@@ -206,7 +213,7 @@ class TableSpec:
         try:
             plain = json.loads(text)
             kind, values = plain["optimizer"]
-            tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
+            tables = tuple(Table(**{**one, "feature_names": tuple(one["feature_names"])}) for one in plain["tables"])
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of tables: {error!r}") from error
@@ -224,10 +231,10 @@ _BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
 """TorchRec initializers that ``Table.scale`` can express: function name → (least, largest) from its arguments."""
 _INSTEAD = {
     "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves what travels",
-    "init_fn": "give Table(scale=(least, most)), or load rows with tables.load(…) on one worker before the training",
+    "init_fn": "give Table(scale=(least, most)), or call tables.from_state_dict(…) on one worker before the training",
     "is_weighted": "leave it out, weights that come with the ids always count",
-    "use_virtual_table": "give Table(rows=None, most_rows=…), which grows",
-    "virtual_table_eviction_policy": "give Table(rows=None, evict=…)",
+    "use_virtual_table": "give Table(num_embeddings=None, most_rows=…), which grows",
+    "virtual_table_eviction_policy": "give Table(num_embeddings=None, evict=…)",
 }
 
 
@@ -245,7 +252,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
         raise ConfigError(f"{kind} {given.name!r} has no pooling: give it to EmbeddingCollection, or set a pooling")
     if missing or callable(given):  # nn.EmbeddingBag has further settings, which no table has
         raise ConfigError(
-            f"{given!r} is not a table: give Table(name, rows, dim, features=[…], pooling='sum' or 'mean', "
+            f"{given!r} is not a table: give Table(num_embeddings, embedding_dim, name, feature_names=[…], pooling=…, "
             f"no_id=padding_idx) or TorchRec's EmbeddingBagConfig; no table has max_norm or scale_grad_by_freq"
         )
 
@@ -261,9 +268,9 @@ def _as_table(given: Any, pooled: bool) -> Table:
     low, high = (getattr(given, f"weight_init_{end}", None) for end in ("min", "max"))
     pooling = given.pooling if pooled else "sum"
     table = Table(
-        given.name,
         given.num_embeddings,
         given.embedding_dim,
+        given.name,
         given.feature_names,
         str(getattr(pooling, "value", pooling)).lower(),
     )

@@ -269,15 +269,15 @@ class Router:
         at = 0
         names = iter(tables.columns)
         for number, table in enumerate(tables.tables):
-            for _ in table.features:
-                self.columns[next(names)] = slice(at, at + table.dim)
+            for _ in table.feature_names:
+                self.columns[next(names)] = slice(at, at + table.embedding_dim)
                 self._table_of.append(number)
-                at += table.dim
+                at += table.embedding_dim
         self.width = at
         of_feature = [tables.tables[number] for number in self._table_of]
         # The largest id of each feature, unsigned: one comparison then rejects negative ids as well. Growing and modulo
         # tables reject only -1, which often means "no id".
-        most = [2**64 - 2 if one.modulo or one.rows is None else one.rows - 1 for one in of_feature]
+        most = [2**64 - 2 if one.modulo or one.num_embeddings is None else one.num_embeddings - 1 for one in of_feature]
         self._most = np.array(most, np.uint64)
         self._without = np.array([one.no_id is not None for one in of_feature])
         self._none = np.array([one.no_id or 0 for one in of_feature], np.int64)

@@ -86,12 +86,12 @@ class Holding:
         for part, into in zip((one for group in spec.groups for one in group.ranges), held, strict=True):
             table = tables[part.table]
             if into.map is None:
-                into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
+                into.rows[:] = begin(table.name, seed, part.start, part.stop, table.embedding_dim, table.spread)
                 new = into.sums
             else:
                 # Only the shared row exists; `slots` initializes the others when they get an id.
                 new = into.sums[:1]
-                into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.dim, table.spread)[0]
+                into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.embedding_dim, table.spread)[0]
             if held.first_sum:
                 new[:] = held.first_sum
         return held
@@ -106,7 +106,7 @@ class Holding:
         if len(made):
             table = self.spec.tables.tables[self.spec.groups[group].ranges[0].table]
             salt = _salt(table, self.spec.tables.seed)
-            self.rows[group][made] = begin_by_id(found.ids[made], salt, table.dim, table.spread)
+            self.rows[group][made] = begin_by_id(found.ids[made], salt, table.embedding_dim, table.spread)
             self.begin_sums(group, made)
         return slots
 

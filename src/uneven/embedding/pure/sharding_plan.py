@@ -75,14 +75,14 @@ def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowG
     """Return a shard's arrays: one per width, then one per growing table; raise ConfigError for too many rows."""
     found = []
     fixed = [one for one in ranges if not tables[one.table].grows]
-    for width in sorted({tables[one.table].dim for one in fixed}):
-        mine = tuple(one for one in fixed if tables[one.table].dim == width)
+    for width in sorted({tables[one.table].embedding_dim for one in fixed}):
+        mine = tuple(one for one in fixed if tables[one.table].embedding_dim == width)
         ends = list(accumulate(one.rows for one in mine))
         if ends[-1] > MOST_ROWS:  # else int32 cannot index them
             raise ConfigError(f"{ends[-1]:,} rows of {width} numbers exceed one shard: use more shards (--tables)")
         found.append(RowGroup(width, mine, (0, *ends[:-1])))
     growing = (one for one in ranges if tables[one.table].grows)
-    return (*found, *(RowGroup(tables[one.table].dim, (one,), (0,), grows=True) for one in growing))
+    return (*found, *(RowGroup(tables[one.table].embedding_dim, (one,), (0,), grows=True) for one in growing))
 
 
 def place(
@@ -133,11 +133,11 @@ def place(
 
 
 def _cost(table: Table, lookups: Mapping[str, float]) -> float:
-    return table.dim * sum(lookups.get(one, 1.0) for one in table.features)
+    return table.embedding_dim * sum(lookups.get(one, 1.0) for one in table.feature_names)
 
 
 def _bytes(table: Table, rows: int) -> int:
-    return rows * (table.dim + 1) * 4
+    return rows * (table.embedding_dim + 1) * 4
 
 
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:

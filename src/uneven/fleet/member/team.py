@@ -26,7 +26,7 @@ from uneven.errors import PeerError
 from uneven.fleet.ensemble import Member
 from uneven.fleet.pure.sections import Section
 from uneven.fleet.stream.stream_reader import Reader, Shared
-from uneven.run.step.part import Part, Run
+from uneven.run.step.callback import Callback, CallbackContext
 from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE
 
 if TYPE_CHECKING:
@@ -166,14 +166,14 @@ class Team:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        return self._session.newest_shares
+        return self._session.next_shares
 
     def close(self) -> None:
         apart(self._session)
 
 
-class _Others(Part):
-    def attach(self, run: Run) -> None:
+class _Others(Callback):
+    def attach(self, run: CallbackContext) -> None:
         self.line = run.lines.open("member")
 
 
@@ -181,7 +181,7 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def together(seat: Seat, balance: str, *parts: Part) -> Session:
+def together(seat: Seat, balance: str, *parts: Callback) -> Session:
     """Return a session of the workers with seats at one rendezvous. Raises `PeerError` if a worker did not come."""
     from uneven.run.session import Session  # imported here, because a single worker does not need it
 
@@ -189,7 +189,13 @@ def together(seat: Seat, balance: str, *parts: Part) -> Session:
         os.environ.pop(variable, None)
     _meet(seat)
     return Session(
-        balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn", parts=parts
+        balance=balance,
+        sync="bsp",
+        timeout_s=PATIENCE_S,
+        seed=0,
+        overhead_budget=0.005,
+        nonfinite="warn",
+        callbacks=parts,
     )
 
 

@@ -32,7 +32,7 @@ class RunConfig:
     # with the epoch, determines the order of the samples
     seed: Annotated[int, Range(0, 2**63 - 1, "zero or a positive integer of at most 63 bits")] = 0
     # part of an iteration that measuring and deciding may cost
-    budget: Annotated[float, Range(_ABOVE_0, _BELOW_1, "between 0 and 1, for instance 0.005")] = 0.005
+    overhead_budget: Annotated[float, Range(_ABOVE_0, _BELOW_1, "between 0 and 1, for instance 0.005")] = 0.005
     # longest wait of an exchange for other workers
     timeout_s: Annotated[float, Range(_ABOVE_0, LONGEST_S, f"positive, and at most {LONGEST_S:,.0f} seconds")] = 300.0
     # the action on the rank where a NaN or infinity appears first. The default is a warning, because a gradient scaler

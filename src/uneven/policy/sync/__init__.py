@@ -34,7 +34,15 @@ from uneven.policy.sync.scout import Scout
 from uneven.policy.sync.shadow import Shadow
 from uneven.policy.sync.shuffle import Shuffle, ds_sync
 from uneven.policy.sync.sparse import LargestEntries, SparseLocal
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, TunedPolicy, WrappingPolicy, policies
+from uneven.policy.sync.sync_policy import (
+    EvaluationModel,
+    Facts,
+    Pace,
+    SyncPolicy,
+    TunedPolicy,
+    WrappingPolicy,
+    policies,
+)
 from uneven.policy.sync.threaded import threaded
 
 policies.register("bsp", BSP)
@@ -69,7 +77,7 @@ __all__ = [
     "Decoupled",
     "DiLoCo",
     "Digits",
-    "Evaluated",
+    "EvaluationModel",
     "Facts",
     "Geo",
     "Grid",

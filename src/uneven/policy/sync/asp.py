@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.policy.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, number, whole
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class ASP(SyncPolicy):
@@ -19,7 +19,7 @@ class ASP(SyncPolicy):
         scale: factor of each movement, above 0 and at most 1; None is 1 / members.
     """
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(self, *, scale: float | None = None) -> None:
         self.scale = None if scale is None else number("asp", "scale", scale, "(0, 1]")

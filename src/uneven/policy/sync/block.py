@@ -10,7 +10,7 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.merge.outer import Outer, OuterOptimizer
 from uneven.policy.sync._parts import NOTHING, flag, number, whole
 from uneven.policy.sync.local import Blocks, often
-from uneven.policy.sync.sync_policy import Evaluated, Facts
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts
 
 
 class BMUF(Blocks):
@@ -30,7 +30,7 @@ class BMUF(Blocks):
             unit is samples because asynchronous workers take different numbers of steps.
     """
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class DiLoCo(Blocks):
             ``outer_lr`` and ``outer_momentum``.
     """
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whole
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class Decoupled(SyncPolicy):
@@ -27,7 +27,7 @@ class Decoupled(SyncPolicy):
         outer_lr, outer_momentum: of the outer step, as in ``diloco``.
     """
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from uneven.policy.core.actions import Elastic, Exchange, Moment, Payload, StepP
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, flag, number, whole
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 _BETA = 0.9  # of α = β / members [recalled]
 # the largest stable α · members: beyond it x̃ += Σ α (x_i − x̃) overshoots by more than the distance [derived]
@@ -28,7 +28,7 @@ class EASGD(SyncPolicy):
             ``ConfigError``.
     """
 
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(self, *, alpha: float | None = None, every: int = 4, together: bool = False) -> None:
         self.alpha = None if alpha is None else number("easgd", "alpha", alpha, "(0, 1]")

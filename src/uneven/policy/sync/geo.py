@@ -10,7 +10,7 @@ from uneven.policy.core.actions import Add, Exchange, Far, Moment, Payload, Sign
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, flag, number, whole
 from uneven.policy.sync.groups import by_site
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy, WrappingPolicy
 
 SCHEDULES = ("rate", "sqrt", "fixed")  # of the threshold
 
@@ -53,7 +53,7 @@ class Geo(WrappingPolicy):
         ConfigError: an argument out of range, or an inner policy of another kind.
     """
 
-    evaluated: Evaluated = Evaluated.MEAN
+    evaluation_model: EvaluationModel = EvaluationModel.MEAN
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Geo(WrappingPolicy):
         super().__init__(inner)
         self._paced = _bounds_the_lead(self.inner)
         if self._paced:
-            self.evaluated = Evaluated.CENTRE
+            self.evaluation_model = EvaluationModel.CENTRE
         self.threshold = number("geo", "threshold", threshold, "[0, inf)")
         if schedule not in SCHEDULES:
             raise ConfigError(f"geo: schedule = {schedule!r} must be one of: {', '.join(SCHEDULES)}")

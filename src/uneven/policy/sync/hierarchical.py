@@ -8,7 +8,7 @@ from uneven.policy.sync._parts import PerRank, whole
 from uneven.policy.sync.bsp import bsp_plan, gradient_mean
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class Hierarchical(SyncPolicy):
@@ -18,7 +18,7 @@ class Hierarchical(SyncPolicy):
     worker per site it is local SGD. ``every`` is the number of steps between two exchanges of the sites.
     """
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(self, *, every: int = 8) -> None:
         self.every = whole("hierarchical", "every", every, least=1)

@@ -10,13 +10,13 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.merge import merges
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, flag, whole
 from uneven.policy.sync.bsp import bsp_plan
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class Blocks(SyncPolicy):
     """Base class of policies under which all workers merge their parameters every few steps."""
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(self, *, every: int, merge: Merge, name: str) -> None:
         self.every = whole(name, "every", every, least=1)
@@ -120,5 +120,5 @@ class AnyMerge(Blocks):
                 f"blocks: {self.merge!r} does not average parameters: use easgd, asp (which adds movements), or a "
                 "merge that averages its contributions"
             )
-        self.evaluated = Evaluated.MEAN if self.merge.plain else Evaluated.CENTRE
+        self.evaluation_model = EvaluationModel.MEAN if self.merge.plain else EvaluationModel.CENTRE
         super().__init__(every=every, merge=self.merge, name="blocks")

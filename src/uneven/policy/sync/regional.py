@@ -8,7 +8,7 @@ from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.sync._parts import NOTHING, PerRank, number, whole
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class Regional(SyncPolicy):
@@ -26,7 +26,7 @@ class Regional(SyncPolicy):
         global_lr, global_momentum: of the outer step of all regions.
     """
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(
         self,

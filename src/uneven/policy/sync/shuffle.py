@@ -11,7 +11,7 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import NOTHING, Members, PerRank
 from uneven.policy.sync.groups import Grouping, groupings
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 
 
 class Shuffle(WrappingPolicy):
@@ -28,7 +28,7 @@ class Shuffle(WrappingPolicy):
         groups: a :class:`uneven.policy.sync.Grouping` or its name.
     """
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(self, inner: str | SyncPolicy = "ma", groups: str | Grouping = "grid") -> None:
         super().__init__(policies.resolve(inner, every=1))

@@ -9,7 +9,7 @@ from uneven.policy.sync._parts import PerRank, flag, number, whole
 from uneven.policy.sync.bsp import bsp_plan, gradient_mean
 from uneven.policy.sync.groups import by_site as members_by_site
 from uneven.policy.sync.local import often
-from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
 
 class SparseLocal(SyncPolicy):
@@ -32,7 +32,7 @@ class SparseLocal(SyncPolicy):
         delay: steps, below ``every``.
     """
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
     _name = "sparse-local"
 
     def __init__(

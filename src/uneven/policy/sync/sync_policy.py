@@ -16,7 +16,7 @@ from uneven.policy.core.registry import Registry
 from uneven.policy.core.views import SyncView
 
 
-class Evaluated(Enum):
+class EvaluationModel(Enum):
     """The model that is evaluated and saved."""
 
     REPLICA = "replica"  #: any worker's; they are equal
@@ -69,10 +69,10 @@ class SyncPolicy(ABC):
     ``UnknownNameError`` for an unknown name.
 
     Attributes:
-        evaluated: the model that the session offers for evaluation and checkpoints.
+        evaluation_model: the model that the session offers for evaluation and checkpoints.
     """
 
-    evaluated: Evaluated = Evaluated.REPLICA
+    evaluation_model: EvaluationModel = EvaluationModel.REPLICA
 
     @property
     def constant(self) -> bool:
@@ -136,7 +136,7 @@ class WrappingPolicy(SyncPolicy):
     """
 
     tried: ClassVar[tuple[str, ...]] = ()
-    evaluated: Evaluated = forwarded()
+    evaluation_model: EvaluationModel = forwarded()
 
     def __init__(self, inner: str | SyncPolicy) -> None:
         self.inner = policies.resolve(inner)

@@ -1,4 +1,4 @@
-"""K-FAC as a part of a session."""
+"""K-FAC as a callback of a session."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.preconditioner import Preconditioner
 from uneven.precondition.pure.schedule import AdaptiveDamping, RunningAverage, Value, value
 from uneven.precondition.pure.sharing import Sharing, one_of, plain
-from uneven.run.step.part import Run, Step
+from uneven.run.step.callback import CallbackContext, Step
 
 
 class KFAC(Preconditioner):
     """Precondition gradients of Linear and Conv2d layers by Kronecker factors of the empirical Fisher matrix::
 
-        session = uneven.Session(parts=[uneven.KFAC(damping=0.03, inv_update_steps=10)])
+        session = uneven.Session(callbacks=[uneven.KFAC(damping=0.03, inv_update_steps=10)])
 
     For each layer it keeps A, the second moment of its inputs, and G, that of its output gradients, and multiplies the
     gradient by (G ⊗ A + λ)⁻¹ before ``optimizer.step()``. With unequal shares, all results are those of one process on
@@ -135,7 +135,7 @@ class KFAC(Preconditioner):
         self._watch = LayerWatch(layers, self._take, self._counts)
         return list(layers)
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         super().attach(run)
         self._arm()
 

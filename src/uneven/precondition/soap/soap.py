@@ -1,4 +1,4 @@
-"""SOAP as a part of a session."""
+"""SOAP as a callback of a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uneven.precondition.kfac.sums import RowSums
 from uneven.precondition.preconditioner import Preconditioner
 from uneven.precondition.pure.schedule import Value
 from uneven.precondition.pure.sharing import Sharing
-from uneven.run.step.part import Step
+from uneven.run.step.callback import Step
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ _SPARSE = "gradients of a few rows: use sparse=False, or give that table to anot
 class SOAP(Preconditioner):
     """Run Adam in the eigenbasis of each weight's squares L = E[∇ ∇ᵀ] and R = E[∇ᵀ ∇] (arXiv 2409.11321)::
 
-        session = uneven.Session(parts=[uneven.SOAP()])
+        session = uneven.Session(callbacks=[uneven.SOAP()])
         model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.01))
 
     It turns gradients into SOAP's steps, so the optimizer must be plain SGD without momentum, whose learning rate and

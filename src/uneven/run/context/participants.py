@@ -125,7 +125,9 @@ class FixedMembers:
 
     def heed(self, notice: Callable[[], float | None]) -> None:
         if not self.alone:
-            raise ConfigError("Session(notice=…) works in elastic runs only: start with `uneven run --elastic MIN:MAX`")
+            raise ConfigError(
+                "Session(preemption_notice=…) works in elastic runs only: start with `uneven run --elastic MIN:MAX`"
+            )
 
     def leave(self) -> None:
         raise ConfigError("session.leave works in elastic runs only: start with `uneven run --elastic MIN:MAX`")

@@ -126,6 +126,9 @@ def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:
     if not ways or any(torch.allclose(one, one[0]) for one in ways):  # equal per sample, or per position
         return None
     if weight is None:
-        return f"cross_entropy(ignore_index={ignored}) is a mean over some targets", f"weighted((y != {ignored}).sum())"
+        return (
+            f"cross_entropy(ignore_index={ignored}) is a mean over some targets",
+            f"loss_mean((y != {ignored}).sum())",
+        )
     targets = "y" if kept.all() else f"y[y != {ignored}]"
-    return "cross_entropy(weight=…) is a mean by the weights of its targets", f"weighted(weight[{targets}].sum())"
+    return "cross_entropy(weight=…) is a mean by the weights of its targets", f"loss_mean(weight[{targets}].sum())"

@@ -40,7 +40,7 @@ class GatheredCounts:
         self._total = sum(self._counts.values())
         if not self._total and set(self._members) <= set(there):
             raise TrainingError(
-                "session.weighted: the counts of all workers add up to 0, so there is nothing to take a mean over: "
+                "session.loss_mean: the counts of all workers add up to 0, so there is nothing to take a mean over: "
                 "leave such batches out on all workers, or count at least one"
             )
 
@@ -107,7 +107,7 @@ class _AlikePasses:
         if of is not before:
             raise TrainingError(
                 f"forward passes on the batches of iterations {before.iteration} and {of.iteration} in one block of "
-                "session.weighted or session.summed: give each batch its own block, because each has its own count"
+                "session.loss_mean or session.loss_sum: give each batch its own block, because each has its own count"
             )
         return made
 
@@ -115,7 +115,7 @@ class _AlikePasses:
         """Leave the block; raise if there was no forward pass."""
         if self._made is None:
             raise TrainingError(
-                "no forward pass of the model in a block of session.weighted or session.summed: call the model that "
+                "no forward pass of the model in a block of session.loss_mean or session.loss_sum: call the model that "
                 "session.setup returned inside of it, with gradients enabled"
             )
         self._made[1].counts.part()  # other workers wait for this worker's count
@@ -169,8 +169,8 @@ class PassCounts:
     def _refuse_passing(self) -> None:
         if self._passing:
             raise TrainingError(
-                "session.weighted or session.summed inside of session.passes, of which workers take unequally many: "
-                "put it around them, with the count of the whole batch, and divide each pass's sum by that count"
+                "session.loss_mean or session.loss_sum inside of session.microbatches, of which workers take unequally "
+                "many: put it around them, with the count of the whole batch, and divide each pass's sum by that count"
             )
 
     @contextmanager
@@ -179,7 +179,7 @@ class PassCounts:
         Raises :class:`TrainingError` inside another block or inside passes, or without a forward pass inside."""
         self._refuse_passing()
         if self._block is not None:
-            raise TrainingError("session.weighted or session.summed inside of another such block")
+            raise TrainingError("session.loss_mean or session.loss_sum inside of another such block")
         self._block = _AlikePasses(count, share)
         try:
             yield

@@ -97,7 +97,7 @@ def out_of_step(
         "`if rank == 0`"
         if table[:, 2].max() == 1.0
         else "they have taken different numbers of backward passes on one batch. Parts differ in size, so x.split(n) "
-        "makes different numbers of pieces: take `for x, y in session.passes(batch)`, with "
+        "makes different numbers of pieces: take `for x, y in session.microbatches(batch)`, with "
         "session.loader(…, microbatch=n). LBFGS ends by the loss that its closure returns: return session.mean(loss)"
     )
     return TrainingError(f"ranks are out of step, and would mix different batches ({where}): {cause}")

@@ -156,16 +156,16 @@ class OverAll:
         self._evaluations = 0
         self._taker: PieceTaker | None = None
 
-    def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
-        number = one_number("session.weighted", count)
+    def loss_mean(self, count: float | Tensor) -> AbstractContextManager[None]:
+        number = one_number("session.loss_mean", count)
         if not (math.isfinite(number) and number >= 0.0):
-            raise ConfigError(f"session.weighted({number}): give the divisor of the mean, 0 or more")
-        if self._alone("session.weighted"):
+            raise ConfigError(f"session.loss_mean({number}): give the divisor of the mean, 0 or more")
+        if self._alone("session.loss_mean"):
             return self._loop.counting.alone()
         return self._loop.counting.block(number, self._gathered)
 
-    def summed(self) -> AbstractContextManager[None]:
-        if self._alone("session.summed"):
+    def loss_sum(self) -> AbstractContextManager[None]:
+        if self._alone("session.loss_sum"):
             return self._loop.counting.alone()
         return self._loop.counting.block(1.0, SummedCount)
 
@@ -182,13 +182,14 @@ class OverAll:
         mean = flat[1:] / flat[0]
         return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
 
-    def passes(self, batch: Any) -> Iterator[Any]:
-        if (run := self._loop.parts.run) is None:
-            raise ConfigError("session.passes comes after session.setup(model, optimizer)")
+    def microbatches(self, batch: Any) -> Iterator[Any]:
+        if (run := self._loop.callbacks.run) is None:
+            raise ConfigError("session.microbatches comes after session.setup(model, optimizer)")
         if parts_called(run.model) != [run.model]:
             raise ConfigError(
-                f"session.passes weighs each piece as it comes out of the model, and the {type(run.model).__name__} "
-                f"that session.setup was given has no forward(): write a module whose forward() calls its parts"
+                "session.microbatches weighs each piece as it comes out of the model, and the "
+                f"{type(run.model).__name__} that session.setup was given has no forward(): write a module whose "
+                "forward() calls its parts"
             )
         if not self._loop.reports.together:
             return in_passes(self._loop, run.model, batch, self._loop.reports.fitting())
@@ -198,7 +199,7 @@ class OverAll:
         return self._taker.pieces(batch)
 
     @property
-    def weight(self) -> float:
+    def loss_weight(self) -> float:
         return self._loop.gradients.turn.in_gradient
 
     def evaluate(
@@ -207,13 +208,13 @@ class OverAll:
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
         self._loop.gradients.check_apart("session.evaluate")
         self._open()
-        run, context, meter = self._loop.parts.run, self._loop.context, self._loop.reports.books.meter
+        run, context, meter = self._loop.callbacks.run, self._loop.context, self._loop.reports.books.meter
         assert run is not None
         shares, members = self._loop.current_shares(), context.members
         part = shares[context.participants.place] / sum(shares) if len(shares) == len(members) else 1.0 / len(members)
         most = max(1, round(size * part))
         context.participants.check_in("session.evaluate")
-        with meter.aside(), self._loop.evaluated(), evaluating(run.model):
+        with meter.aside(), self._loop.evaluation_model(), evaluating(run.model):
             if (rounds := rounds_of(context)) is not None:
                 mended = MendedEvaluation(rounds, length, most, part, self._sum)
                 return mended.over_all(lambda positions: batches_of(dataset, positions, dataloader), fn)
@@ -231,7 +232,7 @@ class OverAll:
 
     def barrier(self) -> None:
         context, meter = self._loop.context, self._loop.reports.books.meter
-        if context.participants.changes and self._loop.parts.run is not None:
+        if context.participants.changes and self._loop.callbacks.run is not None:
             if context.rank in context.members:  # a worker that has not joined yet has nothing to wait for
                 self._sum(torch.zeros(1, dtype=torch.float64))
             return
@@ -248,7 +249,7 @@ class OverAll:
         size = loader.batch_size if given is None and loader is not None else given
         if type(size) is not int or size < 1:
             raise ConfigError(
-                f"session.evaluate(batch_size={given!r}): give the number of samples of all workers together"
+                f"session.evaluate(global_batch_size={given!r}): give the number of samples of all workers together"
             )
         return size
 
@@ -280,7 +281,7 @@ class OverAll:
     def _open(self) -> Line:
         """Return the line for sums over all workers; raise :class:`ConfigError` before ``setup``."""
         if self._line is None:
-            if (run := self._loop.parts.run) is None:
+            if (run := self._loop.callbacks.run) is None:
                 raise ConfigError("sums over all workers come after session.setup(model, optimizer)")
             self._line = run.lines.open("session")
         return self._line

@@ -32,8 +32,8 @@ def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) ->
     counted = loop.counting.counted
     with loop.counting.passing():
         for start, end in pairwise(edges):
-            # Means over pieces, weighted by their samples, add up to the mean over the batch. Inside session.weighted
-            # and session.summed the script has weighted the pieces already.
+            # Means over pieces, weighted by their samples, add up to the mean over the batch. Inside session.loss_mean
+            # and session.loss_sum the script has weighted the pieces already.
             part = 1.0 if counted else (end - start) / samples
             hook = model.register_forward_hook(ModelHook(partial(weigh, part)))
             try:
@@ -54,8 +54,8 @@ def _rows(batch: Any) -> int:
         if one.dim():
             return len(one)
     raise DataError(
-        f"session.passes of a {type(batch).__name__}: give a batch with a tensor whose first dimension counts the "
-        "samples"
+        f"session.microbatches of a {type(batch).__name__}: give a batch with a tensor whose first dimension counts "
+        "the samples"
     )
 
 

@@ -94,14 +94,15 @@ class PieceTaker:
 
     def pieces(self, batch: Any) -> Iterator[Any]:
         """Yield the pieces of the current batch, the first one cut out of ``batch``.
-        Raises :class:`TrainingError` without a current batch, on a pass on another one, or inside ``session.weighted``.
+        Raises :class:`TrainingError` without a current batch, on a pass on another one, or inside
+        ``session.loss_mean``.
         """
         part = self._loop.part
         if part is None or self._loop.counting.counted:
             raise TrainingError(
-                "session.passes with together=True outside of the loop over the loader, or inside of session.weighted "
-                "or session.summed: which samples a worker takes is not known beforehand, so let each pass's loss be "
-                "the mean over its samples"
+                "session.microbatches with together=True outside of the loop over the loader, or inside of "
+                "session.loss_mean or session.loss_sum: which samples a worker takes is not known beforehand, so let "
+                "each pass's loss be the mean over its samples"
             )
         asked_s = time.perf_counter()
         self._learn()
@@ -167,9 +168,9 @@ class PieceTaker:
         turn = self._loop.hands.turn
         if turn is None or turn.iteration != part.iteration:
             raise TrainingError(
-                f"session.passes with together=True: no forward pass on the batch of iteration {part.iteration}, which "
-                f"was handed out last: call the model in each pass, and ask the loader for the next batch after the "
-                f"optimizer's step"
+                f"session.microbatches with together=True: no forward pass on the batch of iteration {part.iteration}, "
+                "which was handed out last: call the model in each pass, and ask the loader for the next batch after "
+                f"the optimizer's step"
             )
 
     # ---------------------------------------------------------------- numbers of an iteration

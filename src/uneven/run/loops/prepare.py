@@ -117,7 +117,7 @@ class Preparation:
             if context.participants.changes:
                 raise ConfigError(
                     "session.loader(DataLoader(…)) in an elastic run: the number of workers changes, so give the size "
-                    "of the global batch, too: session.loader(loader, batch_size=…)"
+                    "of the global batch, too: session.loader(loader, global_batch_size=…)"
                 )
             workers = len(context.members)
             given["batch_size"] = each * workers
@@ -129,7 +129,7 @@ class Preparation:
         return given | {name: value for name, value in defaults.items() if given[name] is None}
 
     def _made(self, asked: LoaderOptions, begin: Callable[[Portion], None]) -> BalancedLoader:
-        loop, context, ids, parts = self._loop, self._loop.context, asked.ids, self._loop.parts
+        loop, context, ids, parts = self._loop, self._loop.context, asked.ids, self._loop.callbacks
         there = context.participants
         if asked.ahead and ids is not None:
             if not parts.reads:

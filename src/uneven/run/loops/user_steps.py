@@ -43,7 +43,7 @@ class UserSteps:
             raise
         loop.end(leaving=False)
 
-    def share(self, batch_size: int) -> int:
+    def local_batch_size(self, batch_size: int) -> int:
         steps = self._entered(batch_size, None)
         return steps.ask(self._loop.reports.shares).batch(self._loop.context.rank)
 
@@ -60,19 +60,23 @@ class UserSteps:
         self._loop.check_open("session.step")
         loader = self._loop.loader
         if isinstance(loader, BalancedLoader):
-            raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
+            raise ConfigError(
+                "session.step and session.local_batch_size are for loops without a loader: leave session.loader out"
+            )
         if (batch_size is None) == (samples is None):
-            raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+            raise ConfigError(f"session.step(global_batch_size={batch_size}, samples={samples}): give one of the two")
         number = samples if batch_size is None else batch_size
         if type(number) is not int or number < (batch_size is not None):  # True is an int for isinstance
-            raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples")
+            raise ConfigError(
+                f"session.step(global_batch_size={batch_size!r}, samples={samples!r}): give a number of samples"
+            )
         if loader is None:
             loader = self._made(batch_size, samples)
             self._checkpoint.begin_with(loader)
         elif batch_size not in (None, loader.batch_size):
             raise ConfigError(
-                f"session.step(batch_size={batch_size}): the first one had {loader.batch_size}; give the same in "
-                "every step"
+                f"session.step(global_batch_size={batch_size}): the first one had {loader.batch_size}; give the same "
+                "in every step"
             )
         return loader
 

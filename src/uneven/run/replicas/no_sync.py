@@ -80,8 +80,8 @@ class NoSync:
         return False
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
-        """Hold the policy's model to evaluate in the replica. All workers enter; see ``Session.evaluated``."""
+    def evaluation_model(self) -> Iterator[None]:
+        """Hold the policy's model to evaluate in the replica. All workers enter; see ``Session.evaluation_model``."""
         yield
 
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:

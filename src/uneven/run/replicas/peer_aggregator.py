@@ -18,7 +18,7 @@ from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.plain import loading, read
 from uneven.policy.samples.order import Portion
-from uneven.policy.sync import Evaluated, SyncPolicy, refused
+from uneven.policy.sync import EvaluationModel, SyncPolicy, refused
 from uneven.run.lines.communicator import RoundPlace, VectorLine, unscaled
 from uneven.run.membership.agreed import BackgroundMembers
 from uneven.run.replicas.aggregator import Aggregator, Place
@@ -227,9 +227,9 @@ class PeerAggregator(Aggregator):
             self.entries.catch_up()
 
     def shown(self, members: Members, equal: bool, clock: int, place: Place | None) -> Tensor | None:
-        if self._policy.evaluated is Evaluated.CENTRE:
+        if self._policy.evaluation_model is EvaluationModel.CENTRE:
             return self._replica.centre
-        if self._policy.evaluated is Evaluated.REPLICA or equal or len(members) == 1:
+        if self._policy.evaluation_model is EvaluationModel.REPLICA or equal or len(members) == 1:
             return None
         everybody = Exchange(payload=Payload.PARAMETERS, members=members, merge=Mean(), moment=Moment.STEP)
         at = None if place is None else StepPosition(*place, clock, shows=True)

@@ -17,7 +17,7 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
-from uneven.policy.sync import Evaluated, SyncPolicy, first_plans
+from uneven.policy.sync import EvaluationModel, SyncPolicy, first_plans
 from uneven.run.lines.group_lines import take_from_first
 from uneven.run.replicas.flat import (
     EXTRA,
@@ -439,7 +439,7 @@ def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sit
         raise ConfigError(f"{policy!r} delays both pieces and selected entries: use one of the two")
     replica.expect(
         {one.merge for one in coming if one.payload is not Payload.DELTA},
-        centre=policy.evaluated is Evaluated.CENTRE,
+        centre=policy.evaluation_model is EvaluationModel.CENTRE,
         cuts=[one.piece[1] for one in coming if one.piece is not None],
         moved=moved,
         delays=any(one.delay for one in everything),

@@ -19,7 +19,7 @@ from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.samples.order import Portion, Portions
-from uneven.policy.sync import Evaluated
+from uneven.policy.sync import EvaluationModel
 from uneven.run.context.context import ExchangeObserver
 from uneven.run.replicas.aggregator import Aggregator
 from uneven.run.replicas.background_thread import BackgroundThread
@@ -117,9 +117,10 @@ class ReplicaSync(NoSync):
 
     def open(self) -> None:
         """Start with the first step, and make up for exchanges that are owed.
-        Raises :class:`TrainingError` inside ``session.evaluated()``, or if an exchange in the background has failed."""
+        Raises :class:`TrainingError` inside ``session.evaluation_model()``, or if an exchange in the background has
+        failed."""
         if self._showing:
-            raise TrainingError("a batch was requested inside session.evaluated(): train outside of it")
+            raise TrainingError("a batch was requested inside session.evaluation_model(): train outside of it")
         if not self._begun:
             self._begin()
         if owed := self.ledger.owing(self._free_for):
@@ -363,7 +364,7 @@ class ReplicaSync(NoSync):
 
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def evaluation_model(self) -> Iterator[None]:
         self._begin()
         self._follow(self.ledger.owing(self._free_for))
         self._thread.paused()
@@ -416,7 +417,7 @@ class ReplicaSync(NoSync):
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self._thread.arrive()
-        centre = self.ledger.plans.policy.evaluated is Evaluated.CENTRE and self._barrier is None
+        centre = self.ledger.plans.policy.evaluation_model is EvaluationModel.CENTRE and self._barrier is None
         # The centre is the result of the last exchange, so the saved numbers must not count later steps.
         numbers = self.ledger.state(*taken(parts, unused), merged=self._showing and centre)
         return self.aggregator.state(numbers, self._divided.state(), shown=self._showing)

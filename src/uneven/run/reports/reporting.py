@@ -156,7 +156,7 @@ class Reports:
             agreed.limits,
             global_batch=agreed.global_batch,
             lookahead=agreed.lookahead,
-            budget=self._context.config.budget,
+            budget=self._context.config.overhead_budget,
             profiles=profiles,
         )
         if profiles:
@@ -219,7 +219,7 @@ class Reports:
         """Return the most samples in one pass, None for no limit; raises ConfigError if "auto" was not measured."""
         if isinstance(self.microbatch, str) and self._fits is None:
             raise ConfigError(
-                "session.passes with microbatch='auto', but no profile was measured: call session.profile(step) "
+                "session.microbatches with microbatch='auto', but no profile was measured: call session.profile(step) "
                 "before the loop, or give session.loader a number, microbatch=64"
             )
         return self.microbatch if self._fits is None else self._fits  # type: ignore[return-value] # else it is a number
@@ -302,7 +302,7 @@ class Reports:
         return self._slow.shares(iteration)
 
     @property
-    def newest_shares(self) -> tuple[int, ...]:
+    def next_shares(self) -> tuple[int, ...]:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 

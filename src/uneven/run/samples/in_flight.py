@@ -344,7 +344,7 @@ _ONCE = (
 _COPY = (
     "a pass on a copy of a batch that was handed out before, and batches of that size counted differently: a gradient "
     "with the weight of another batch is wrong. Keep the loader's own tensors and pass the model these, or put the "
-    "forward pass and the loss into `with session.weighted(len(y)):`"
+    "forward pass and the loss into `with session.loss_mean(len(y)):`"
 )
 
 

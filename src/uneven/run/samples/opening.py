@@ -52,6 +52,11 @@ def check_keywords(call: Callable[..., Any], given: DataLoaderOptions) -> dict[s
     for name in given:
         if name == "in_order":
             raise DataError("in_order cannot be given: the loader identifies batches by their order; leave it out")
+        if name == "batch_size":
+            raise DataError(
+                f"session.{call.__name__}(batch_size=…): torch's batch_size is that of one worker; give "
+                f"global_batch_size=…, the samples of all workers together"
+            )
         if name not in passed and name not in _DECIDED:
             own = [one for one in inspect.signature(call).parameters if one not in ("self", "dataloader")]
             raise UnknownNameError(f"keyword of session.{call.__name__}:", name, (*own, *passed))
@@ -90,9 +95,9 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, Integral):
             raise DataError(
-                f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, "
-                f"a whole number. If the data set gives whole batches, let it give samples, or draw the batches "
-                f"yourself in `with session.step(batch_size=…)`"
+                f"session.loader(global_batch_size={self.batch_size!r}): give the samples of all workers together in a "
+                f"step, a whole number. If the data set gives whole batches, let it give samples, or draw the batches "
+                f"yourself in `with session.step(global_batch_size=…)`"
             )
         if self.lower < 1:
             raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")
@@ -142,7 +147,7 @@ def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unuse
     if asked.batch_size < division.workers * asked.lower:
         raise DataError(
             f"global batch of {asked.batch_size} is too small for {division.workers} workers with at least "
-            f"{asked.lower} sample(s) each: use a batch_size of at least {division.workers * asked.lower}, or fewer "
+            f"{asked.lower} sample(s) each: use a global batch of at least {division.workers * asked.lower}, or fewer "
             f"workers"
         )
     check_samplers(asked.sampler, asked.batch_sampler, stream=stream, drop_last=asked.drop_last)
@@ -223,6 +228,6 @@ def _checked_length(asked: LoaderOptions) -> int:
     if asked.drop_last and length < asked.batch_size:
         raise DataError(
             f"drop_last with a global batch of {asked.batch_size} drops all {length} samples: use a smaller "
-            "batch_size, or drop_last=False"
+            "global batch, or drop_last=False"
         )
     return length

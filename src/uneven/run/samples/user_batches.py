@@ -63,8 +63,8 @@ class DrawnSteps:
         if samples is not None and samples != own:
             raise TrainingError(
                 f"step {self.iteration} of rank {self._rank} takes {samples} samples, but its share of the global "
-                f"batch of {part.size} is {own}: take the number that session.step(batch_size={part.size}) or "
-                f"session.share({part.size}) gives, or a fixed number with session.step(samples=n)"
+                f"batch of {part.size} is {own}: take the number that session.step(global_batch_size={part.size}) or "
+                f"session.local_batch_size({part.size}) gives, or a fixed number with session.step(samples=n)"
             )
         self._asked, self.iteration, self._start = None, self.iteration + 1, part.end
         return part

@@ -1,1 +1,1 @@
-"""One training step: the loop, the parts that take part in it, and how a session builds them."""
+"""One training step: the loop, the callbacks in it, and how a session builds them."""

@@ -28,8 +28,8 @@ from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory
 from uneven.run.step.build import exchanging, follow, gradients_by, reports_behind
-from uneven.run.step.part import Run
-from uneven.run.step.parts import Parts
+from uneven.run.step.callback import CallbackContext
+from uneven.run.step.callbacks import Callbacks
 from uneven.run.step.refusals import apart, check_alone, check_attached, check_momentum_of
 
 
@@ -86,7 +86,7 @@ def attach(
     hands: InFlightBatches,
     counting: PassCounts,
     own_pace: OwnPace | None,
-    parts: Parts,
+    parts: Callbacks,
     **ddp: Any,  # options of `DistributedDataParallel`
 ) -> Attached:
     """Compare the ranks' models, make the exchanges of the policy, and attach them to the model and its optimizers.
@@ -124,7 +124,7 @@ def attach(
     in_step = own_pace is None or context.participants.alone
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
-        Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
+        CallbackContext(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
             log=context.scribe.scalar, tell=context.scribe.event, now=lambda: parts.now(hands.turn),
             turn=lambda: counting.turn, own_time=lambda: meter.own_time,
             work_changed=meter.work_changed, spread=meter.spread)
@@ -181,5 +181,5 @@ def _weighted_rightly(hands: InFlightBatches, counting: PassCounts, context: Con
     return equal or counting.counted or hands.holds(arguments)  # a script that counts weights its samples itself
 
 
-def _ready(parts: Parts, hands: InFlightBatches, *step: object) -> None:
+def _ready(parts: Callbacks, hands: InFlightBatches, *step: object) -> None:
     parts.ready(hands.turn, *step)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ class Checkpoint:
         agreement, vectors = loop.model.agreement.state_dict(hand, loop.hands.unused())
         lacking = agreement.pop("lacking", None)
         place = {} if loader is None else loader.state_dict(lacking)
-        return pack(State(place, loop.reports.state_dict(), agreement, vectors, *loop.parts.state()))
+        return pack(State(place, loop.reports.state_dict(), agreement, vectors, *loop.callbacks.state()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; raises CheckpointError if it does not fit or is damaged."""
@@ -128,4 +128,4 @@ class Checkpoint:
             if saved.agreement:
                 agreement.load_state_dict(saved.agreement, saved.vectors)
             loader.load_state_dict(saved.loader)
-        loop.parts.load(saved.parts, saved.tensors)
+        loop.callbacks.load(saved.parts, saved.tensors)

@@ -45,16 +45,16 @@ from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.attach import Attached, NoModel, attach
 from uneven.run.step.build import own_pace_of
-from uneven.run.step.part import Step
-from uneven.run.step.parts import Parts
+from uneven.run.step.callback import Step
+from uneven.run.step.callbacks import Callbacks
 
 
 class StepLoop:
     """Calls all objects that take part in a step, at its start and at its end."""
 
-    def __init__(self, context: Context, parts: Parts) -> None:
+    def __init__(self, context: Context, parts: Callbacks) -> None:
         self.context = context
-        self.parts = parts
+        self.callbacks = parts
         self._rank = context.rank
         self._members = context.members
         self.own_pace = own_pace_of(context)  # shared state of workers that take samples asynchronously; otherwise None
@@ -80,7 +80,7 @@ class StepLoop:
         """Attach the model; see :func:`uneven.run.step.attach.attach` for ``how``."""
         self.model = attach(
             self.context, model, optimizers, reports=self.reports, hands=self.hands, counting=self.counting,
-            own_pace=self.own_pace, parts=self.parts, **how,
+            own_pace=self.own_pace, parts=self.callbacks, **how,
         )  # fmt: skip
         self.gradients = self.model.gradients
         self._planned = None
@@ -120,9 +120,9 @@ class StepLoop:
             self.reports.call(part.iteration)
         books.control_s += time.perf_counter() - entered_s
         books.meter.begin(part.iteration)
-        if self.parts.wanted:  # inside the metered step, so that waiting on their lines does not count as computing
+        if self.callbacks.wanted:  # inside the metered step, so that waiting on their lines does not count as computing
             at = agreement.clock, part.iteration, part.epoch
-            self.parts.before(Step(*at, self._rank, self._members, self._shares(part), plan))
+            self.callbacks.before(Step(*at, self._rank, self._members, self._shares(part), plan))
 
     def _shares(self, part: Portion) -> tuple[int, ...]:
         there = part.members in (None, self._members)
@@ -136,8 +136,8 @@ class StepLoop:
             return
         if not leaving:
             self.hands.asked()
-        if self.parts.wanted and not leaving:
-            self.parts.after()
+        if self.callbacks.wanted and not leaving:
+            self.callbacks.after()
         met = self.model.agreement.after(part, leaving)
         books.meter.end()
         entered_s = time.perf_counter()
@@ -153,7 +153,7 @@ class StepLoop:
         self.turns.members_changed(members)
         self.model.members_changed(members, generation)
         self.context.scribe.speaks = self._participants.place == 0
-        self.parts.members_changed(members)
+        self.callbacks.members_changed(members)
 
     def over(self) -> None:
         self.model.watch.over()
@@ -163,21 +163,21 @@ class StepLoop:
         self.context.note_traffic()
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def evaluation_model(self) -> Iterator[None]:
         self.reports.books.meter.interrupted()
-        with self.model.agreement.evaluated(), self.parts.evaluated(), self.model.watch.trying():
+        with self.model.agreement.evaluation_model(), self.callbacks.evaluation_model(), self.model.watch.trying():
             yield
 
     def current_shares(self) -> tuple[int, ...]:
         """Return the split of the user's current batch, otherwise the newest one."""
-        return self.reports.newest_shares if self.part is None else self.part.shares
+        return self.reports.next_shares if self.part is None else self.part.shares
 
     def close(self) -> None:
         """Release the model and everything that was opened. A step under way does not end."""
         self.part, self.closed = None, True
         self.model.detach()
         self.reports.close()
-        self.parts.close()
+        self.callbacks.close()
 
 
 def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: BatchWeight) -> None:
@@ -187,6 +187,6 @@ def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: B
             "fewer",
             f"the batch of iteration {turn.iteration} has {samples} samples, of {turn.samples} that were drawn, and "
             f"its gradient is weighted by these. If the collate function leaves samples out, put the forward pass and "
-            f"the loss into `with session.weighted({samples}):`, the samples that it has, see docs/how-to/losses.md",
+            f"the loss into `with session.loss_mean({samples}):`, the samples that it has, see docs/how-to/losses.md",
             warn=True,
         )

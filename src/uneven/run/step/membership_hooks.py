@@ -36,7 +36,7 @@ class MembershipHooks:
     def transferred(self) -> Sequence[tuple[str, Transferable]]:
         loop = self._loop
         # Parts and agreement load their state for the new members, so the loop must know these first.
-        objects: list[tuple[str, Transferable]] = [("loop", self), ("reports", loop.reports), ("parts", loop.parts)]
+        objects: list[tuple[str, Transferable]] = [("loop", self), ("reports", loop.reports), ("parts", loop.callbacks)]
         objects += [] if loop.own_pace is None else [("pace", loop.own_pace)]
         return [*objects, ("agreement", loop.model.agreement)]  # last, because its merges may begin with it
 

@@ -146,7 +146,7 @@ def check_profile(loader: object, tried: object, epoch: int, within_s: float, ti
     if loader is None or not tried or epoch >= 0:
         raise ConfigError(
             "session.profile comes between session.loader and the loop: call session.setup(model, optimizer), "
-            "session.loader(...) or session.share(batch_size), then session.profile(step)"
+            "session.loader(...) or session.local_batch_size(batch_size), then session.profile(step)"
         )
     if not 0.0 < within_s < timeout_s:
         raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {timeout_s!r}")

@@ -295,7 +295,7 @@ class Threads:
     def thread(self) -> int:
         return self._running.thread if self._running is not None else 0
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause_threads(self) -> AbstractContextManager[None]:
         return self._running.paused() if self._running is not None else nullcontext()
 
     def settle(self, call: Callable[[], None]) -> None:
@@ -321,6 +321,6 @@ class Threads:
         parts = self._running.in_hand()
         if parts is None:
             raise CheckpointError(
-                "session.state_dict() while other threads are in a step: save inside `with session.paused():`"
+                "session.state_dict() while other threads are in a step: save inside `with session.pause_threads():`"
             )
         return parts

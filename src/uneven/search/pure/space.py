@@ -179,7 +179,7 @@ def uniform(low: float, high: float) -> FloatRange:
     return FloatRange(low, high)
 
 
-def log(low: float, high: float) -> FloatRange:
+def loguniform(low: float, high: float) -> FloatRange:
     """Return a setting from ``low`` to ``high`` in which each order of magnitude has the same probability."""
     return FloatRange(low, high, log=True)
 
@@ -228,8 +228,8 @@ class Space(Mapping[str, Domain]):
                 self.constants[name] = what
             else:
                 raise ConfigError(
-                    f"the space has {name!r} as {what!r}: give search.uniform, log, integer, choice or grid, or a "
-                    "plain value; give nested settings names such as 'optimizer.lr'"
+                    f"the space has {name!r} as {what!r}: give search.uniform, loguniform, integer, choice or grid, or "
+                    "a plain value; give nested settings names such as 'optimizer.lr'"
                 )
 
     def __getitem__(self, name: str) -> Domain:

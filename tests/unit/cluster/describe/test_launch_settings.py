@@ -119,8 +119,8 @@ def test_names_are_checked_before_anything_starts(tmp_path: Path, monkeypatch: p
         layers_of({"sync": "bps"}, None)
     with pytest.raises(UnknownNameError, match="unknown balancer 'lb-bps'"):
         layers_of({"balance": "lb-bps"}, None)
-    with pytest.raises(ConfigError, match="budget = 2"):
-        layers_of({"budget": 2.0}, None)
+    with pytest.raises(ConfigError, match="overhead_budget = 2"):
+        layers_of({"overhead_budget": 2.0}, None)
     Path("my.toml").write_text('[run]\nsync = "bps"\n')
     with pytest.raises(UnknownNameError, match="'bps'"):
         layers_of({}, Path("my.toml"))
@@ -132,7 +132,7 @@ def test_layers_stay_apart_and_conflicts_are_told(
     monkeypatch.chdir(tmp_path)
     Path("uneven.toml").write_text("[run]\nseed = 2\nbudget = 0.01\n")
     layers = layers_of({"seed": 1, "sync": None}, None)
-    assert layers == {"command line": {"seed": 1}, "uneven.toml": {"seed": 2, "budget": 0.01}}
+    assert layers == {"command line": {"seed": 1}, "uneven.toml": {"seed": 2, "overhead_budget": 0.01}}
     assert "seed: command line says 1, uneven.toml says 2; using 1" in capsys.readouterr().err
 
 

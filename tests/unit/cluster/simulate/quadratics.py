@@ -102,7 +102,7 @@ class Trained:
         self.order = order or SampleOrder(task.samples, 0)
         self.board = Board(task, self.records.append, spec.workload.global_batch)
         sgd = Sgd(task, self.order, self.board.losses)
-        self.training = watched(sgd, evaluated=scenario.policy.evaluated, board=self.board)
+        self.training = watched(sgd, evaluation_model=scenario.policy.evaluation_model, board=self.board)
         self.outcome: Outcome = simulate(scenario, self.records.append, arithmetic=self.training)
 
     @property

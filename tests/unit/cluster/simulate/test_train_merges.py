@@ -31,7 +31,7 @@ from uneven.policy.core.actions import (
 )
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge import Kept
-from uneven.policy.sync import Evaluated, SyncPolicy, policies
+from uneven.policy.sync import EvaluationModel, SyncPolicy, policies
 from uneven.policy.sync.bsp import gradient_mean
 
 
@@ -256,7 +256,7 @@ def test_an_exchange_without_a_meaning_is_refused(
 class Late(SyncPolicy):
     """The mean of the replicas, which enters some steps later."""
 
-    evaluated = Evaluated.MEAN
+    evaluation_model = EvaluationModel.MEAN
 
     def __init__(self, every: int, delay: int) -> None:
         self.every, self.delay = every, delay

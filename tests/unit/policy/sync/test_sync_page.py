@@ -25,7 +25,7 @@ def test_the_facts_are_those_of_the_code(name: str) -> None:
     policy = policies.resolve(name)
     facts = policy.facts
     assert facts is not None
-    said = [facts.moves, facts.waits, facts.stale, facts.lost_when_one_dies, policy.evaluated.value]
+    said = [facts.moves, facts.waits, facts.stale, facts.lost_when_one_dies, policy.evaluation_model.value]
     assert rows("What each of them costs")[name] == said
 
 

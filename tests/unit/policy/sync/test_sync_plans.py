@@ -32,7 +32,7 @@ from uneven.policy.sync import (
     AnyMerge,
     Backup,
     DiLoCo,
-    Evaluated,
+    EvaluationModel,
     Hierarchical,
     LocalSGD,
     Pace,
@@ -148,7 +148,7 @@ def test_a_shadow_changes_the_moment_and_nothing_else(inner: SyncPolicy) -> None
             (e.payload, e.members, e.merge, e.via) for e in bright.exchanges
         ]
         assert {e.moment for e in plan.exchanges} <= {Moment.BACKGROUND}
-    assert shadow.evaluated is inner.evaluated
+    assert shadow.evaluation_model is inner.evaluation_model
     assert shadow.facts is not None
     assert shadow.facts.pace is Pace.OWN
     assert shadow.facts.waits == "no worker"
@@ -222,14 +222,14 @@ def test_numbers_out_of_range_are_refused_by_name_key_and_value(spec: str) -> No
 
 
 def test_which_model_is_evaluated() -> None:
-    found = {name: policies.resolve(name).evaluated for name in policies}
-    assert {name for name, what in found.items() if what is Evaluated.REPLICA} == {"bsp", "backup"}
-    of_the_mean = {name for name, what in found.items() if what is Evaluated.MEAN}
+    found = {name: policies.resolve(name).evaluation_model for name in policies}
+    assert {name for name, what in found.items() if what is EvaluationModel.REPLICA} == {"bsp", "backup"}
+    of_the_mean = {name for name, what in found.items() if what is EvaluationModel.MEAN}
     assert of_the_mean == {
         *("local", "ma", "shuffle", "hierarchical", "regional"),
         *("blocks", "sparse-local", "topk", "geo", "scout"),
     }
-    assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluated is Evaluated.CENTRE
+    assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluation_model is EvaluationModel.CENTRE
 
 
 def test_a_merge_of_any_kind_is_named_or_given_and_one_that_averages_nothing_is_refused() -> None:

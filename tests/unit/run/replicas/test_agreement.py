@@ -183,7 +183,7 @@ def test_a_worker_leaves_the_barrier_of_an_evaluation_whose_mean_fails(monkeypat
 
     monkeypatch.setattr(one.aggregator, "shown", fails)
     one._barrier = barrier  # type: ignore[assignment]
-    with pytest.raises(PeerError, match="rank 0 is gone"), one.evaluated():
+    with pytest.raises(PeerError, match="rank 0 is gone"), one.evaluation_model():
         pass
     assert barrier.calls == ["arrive", "wait", "meet", "leave"], "otherwise it would take no samples any more"
     one.leave(failed=True)
@@ -200,7 +200,7 @@ def test_one_worker_alone_trains_as_without_a_policy_but_for_the_momentum_of_blo
                 (model(x) ** 2).sum().mul(0.1).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            with session.evaluated():
+            with session.evaluation_model():
                 found[policy] = model.weight.tolist()
     last = found.pop("bmuf:every=2,momentum=0.5")
     assert len({str(one) for one in found.values()}) == 1, found
@@ -215,7 +215,7 @@ def test_a_shadow_of_one_exchanges_beside_the_training_and_ends() -> None:
             (model(x) ** 2).sum().mul(0.01).backward()
             optimizer.step()
             optimizer.zero_grad()
-        with session.evaluated():
+        with session.evaluation_model():
             assert model.weight.isfinite().all()
 
 

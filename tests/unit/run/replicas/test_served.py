@@ -24,7 +24,7 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.merge import Kept, Merge
 from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.samples.order import Portion
-from uneven.policy.sync import Evaluated, SyncPolicy, policies
+from uneven.policy.sync import EvaluationModel, SyncPolicy, policies
 from uneven.run.replicas.server.outer_round import check_shards
 from uneven.run.samples.async_sampling.leased_samples import NoLeases
 from uneven.runtime.parameter_server.client import Client, Reply
@@ -103,7 +103,7 @@ class SignPush(Merge):
 
 
 class Pushed(SyncPolicy):
-    evaluated = Evaluated.CENTRE
+    evaluation_model = EvaluationModel.CENTRE
 
     def __init__(self, merge: Merge) -> None:
         self.merge = merge
@@ -118,7 +118,7 @@ class Pushed(SyncPolicy):
 def test_a_merge_of_ones_own_goes_through_the_shared_copy_where_the_server_can_do_it() -> None:
     worker, start = Worker(Pushed(SignPush(0.25))), net()
     worker.epoch()
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         for one, before in zip(worker.model.parameters(), start.parameters(), strict=True):
             votes = (one - before) / 0.25
             torch.testing.assert_close(votes, votes.round())
@@ -136,7 +136,7 @@ def test_alone_it_is_the_plain_loop_with_batch_norms_statistics(sync: str) -> No
     worker, reference = Worker(sync), plain(2)
     worker.epoch()
     worker.epoch()
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         for one, other in zip(worker.model.state_dict().values(), reference.state_dict().values(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     worker.session.close()
@@ -148,7 +148,7 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
     worker = Worker("shadow:asp")
     worker.epoch()
     own = worker.model[0].weight.clone()  # type: ignore[index]
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         torch.testing.assert_close(worker.model[0].weight, own, rtol=1e-5, atol=1e-6)  # type: ignore[index]
     assert {one.moment for one in worker.records} == {"background"}
     assert sum(one.samples for one in worker.records) == N
@@ -218,12 +218,12 @@ def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool)
     agreement.aggregator.claims = ledger = Ledger()
     for place, (x, y) in enumerate(worker.loader):
         if place == 1 and not trained:
-            with worker.session.evaluated():
+            with worker.session.evaluation_model():
                 pass
         step(worker.model, worker.optimizer, x, y)
         if place == 1 and trained:
             for _ in range(2):
-                with worker.session.evaluated():
+                with worker.session.evaluation_model():
                     pass
         if place == 2:
             break
@@ -263,7 +263,7 @@ def test_outer_steps_are_taken_on_the_shard(monkeypatch: pytest.MonkeyPatch) -> 
         for model, stepping in ((worker.model, worker.optimizer), (reference, optimizer)):
             step(model, stepping, x, y)
         agreement._thread.wait()
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         for one, other in zip(worker.model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert {one.moment for one in worker.records} == {"background"}
@@ -303,7 +303,7 @@ def test_what_is_no_number_never_comes_into_the_copy(sync: str, monkeypatch: pyt
 def test_a_replica_that_no_exchange_takes_along_any_more_is_looked_at_before_the_evaluation() -> None:
     worker = Worker("easgd:every=4", nonfinite="raise")
     worker.epoch(spoil=4)  # an exchange has followed the fourth step, none follows the sixth and last
-    with pytest.raises(NonFiniteError), worker.session.evaluated():
+    with pytest.raises(NonFiniteError), worker.session.evaluation_model():
         pass
     worker.session.close()
 
@@ -315,7 +315,7 @@ def test_a_loop_that_was_left_has_its_last_step_in_the_copy_before_it_is_shown()
         break
     own = worker.model[0].weight.clone()  # type: ignore[index]
     assert worker.records == []
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         torch.testing.assert_close(worker.model[0].weight, own)  # type: ignore[index]
     assert len(worker.records) == 1
     worker.session.close()
@@ -328,7 +328,7 @@ def test_a_checkpoint_holds_the_evaluated_copy_and_not_the_narrower_replica() ->
     session.setup(model, optimizer)
     for x, y in session.loader(data(), X):
         step(model, optimizer, x.to(torch.bfloat16), y)
-    with session.evaluated():
+    with session.evaluation_model():
         shown = session.state_dict()["vectors"]["centre"]
     copy = session.state_dict()["vectors"]["centre"]
     session.close()
@@ -358,7 +358,10 @@ def test_an_exchange_at_the_end_of_an_epoch_replaces_the_replica_by_its_outcome(
 def test_what_makes_no_sense_is_refused() -> None:
     worker = Worker("easgd:every=1")
     state = worker.session.state_dict()
-    with worker.session.evaluated(), pytest.raises(TrainingError, match=r"inside session.evaluated\(\): train outside"):
+    with (
+        worker.session.evaluation_model(),
+        pytest.raises(TrainingError, match=r"inside session.evaluation_model\(\): train outside"),
+    ):
         worker.epoch()
     with pytest.raises(CheckpointError, match="workers already share a copy: load a state before"):
         worker.session.load_state_dict(state)

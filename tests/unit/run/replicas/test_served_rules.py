@@ -208,7 +208,7 @@ def test_what_is_owed_includes_exchanges_in_the_background_and_gradients_of_a_qu
             if place == 1:
                 break
             step(worker.model, worker.optimizer, x, y)
-    with worker.session.evaluated():
+    with worker.session.evaluation_model():
         pass
     made = [(one.gap, one.samples, one.iteration) for one in worker.records if one.gap]
     assert made[:2] == [(1, X, 0), (1, X, 1)]

@@ -29,7 +29,7 @@ class Trained:
     def __init__(self, sync: str, directory: Path) -> None:
         torch.manual_seed(3)
         self.directory = directory
-        self.session = uneven.Session(sync=sync, balance="even", journal=directory)
+        self.session = uneven.Session(sync=sync, balance="even", run_dir=directory)
         self.model = nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.session.setup(self.model, self.optimizer)
@@ -76,7 +76,7 @@ def test_to_evaluate_to_save_or_to_leave_counts_every_step(tmp_path: Path, of: s
 
     def look() -> None:
         clocks.append(unpack(trained.session.state_dict()).agreement["clock"])
-        with trained.session.evaluated():
+        with trained.session.evaluation_model():
             clocks.append(trained.agreement.clock)
 
     trained.epoch(at=11, do=look, leave=13)
@@ -92,7 +92,7 @@ def test_nothing_is_trained_inside_evaluated_by_a_loop_that_was_begun_outside(tm
     batches = iter(trained.loader)
     for _ in range(4):
         next(batches)
-    with trained.session.evaluated(), pytest.raises(TrainingError, match="train outside of it"):
+    with trained.session.evaluation_model(), pytest.raises(TrainingError, match="train outside of it"):
         next(batches)
     trained.session.close()
 

@@ -267,7 +267,7 @@ def test_split_for_may_move_while_torch_reads_ahead_on_several_ranks() -> None:
     ("keywords", "error", "said"),
     [
         ({"batch_size": 3, "workers": 4}, DataError, "global batch of 3 is too small for 4 workers"),
-        ({"batch_size": 7, "workers": 4, "lower": 2}, DataError, "batch_size of at least 8"),
+        ({"batch_size": 7, "workers": 4, "lower": 2}, DataError, "global batch of at least 8"),
         ({"lower": 0}, DataError, "lower = 0"),
         ({"batch_size": 99, "drop_last": True}, DataError, "drops all 20 samples"),
     ],

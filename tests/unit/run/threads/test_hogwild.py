@@ -54,7 +54,7 @@ class Run:
     """A session with all that belongs to a loop, which notes who had which samples."""
 
     def __init__(self, threads: int, make: Make = momentum, journal: Path | None = None, **session: Any) -> None:
-        self.session = uneven.Session(threads=threads, journal=journal, **session)
+        self.session = uneven.Session(threads=threads, run_dir=journal, **session)
         self.model = net()
         self.optimizer = make(self.model)
         self.session.setup(self.model, self.optimizer)
@@ -107,7 +107,7 @@ def test_one_thread_is_the_plain_loop_bit_by_bit(run: Callable[..., Run]) -> Non
 
 @pytest.mark.parametrize("make", [plain, momentum, adam])
 def test_three_threads_use_every_sample_once_an_epoch(run: Callable[..., Run], make: Make, tmp_path: Path) -> None:
-    ours = run(3, make, journal=tmp_path)
+    ours = run(3, make, run_dir=tmp_path)
     met = threading.Barrier(3)
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
@@ -141,7 +141,7 @@ def test_threads_exchange_through_a_server_in_the_background(run: Callable[..., 
         ours.session.train(ours.loop)
     assert sorted(ours.seen) == sorted([*range(N)] * 2)
     assert inside(ours.session).sync.clock == 10
-    with ours.session.evaluated():
+    with ours.session.evaluation_model():
         assert all(one.isfinite().all() for one in values(ours))
     assert records
     assert {(one.moment, one.threads) for one in records} == {("background", 3)}
@@ -254,7 +254,7 @@ def test_a_first_step_that_is_broken_off_holds_up_nobody() -> None:
 
 
 def test_a_failing_thread_stops_the_others_and_is_named(run: Callable[..., Run], tmp_path: Path) -> None:
-    ours = run(2, journal=tmp_path)
+    ours = run(2, run_dir=tmp_path)
     others: list[type[BaseException]] = []
     failed = threading.Event()
 
@@ -346,14 +346,14 @@ def test_a_checkpoint_in_mid_epoch_holds_what_has_been_learnt(run: Callable[...,
         for count, batch in enumerate(batches, 1):
             first.step(model, optimizer, batch)
             if count == 2:
-                with pytest.raises(CheckpointError, match=r"with session.paused\(\)"):
+                with pytest.raises(CheckpointError, match=r"with session.pause_threads\(\)"):
                     first.session.state_dict()
-                with first.session.paused():
+                with first.session.pause_threads():
                     if not saved:
                         used.extend(first.seen)
                         saved.update(first.session.state_dict())
-                with pytest.raises(TrainingError, match="evaluated while 2 threads train"):
-                    first.session.evaluated()
+                with pytest.raises(TrainingError, match="evaluation_model while 2 threads train"):
+                    first.session.evaluation_model()
 
     first.session.train(loop)
     second.session.load_state_dict(saved)

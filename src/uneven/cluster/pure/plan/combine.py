@@ -75,7 +75,7 @@ def combinations(
 
 def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
     """Return whether two policies make the same plans on this cluster, in the steps and for the ranks compared."""
-    if one.evaluated is not other.evaluated and len(spec.sites) > 1:
+    if one.evaluation_model is not other.evaluation_model and len(spec.sites) > 1:
         return False
     members = tuple(range(len(spec.nodes)))
     sites = {rank: node.site for rank, node in enumerate(spec.nodes)}

@@ -237,7 +237,8 @@ class ServerAggregator(Aggregator):
         started; vectors of shape (size,)."""
         if self.copy.begun:
             raise CheckpointError(
-                "workers already share a copy: load a state before the first batch and the first session.evaluated()"
+                "workers already share a copy: load a state before the first batch and the first "
+                "session.evaluation_model()"
             )
         if not same_policy(self._policy, numbers) or not vectors:
             return
@@ -292,7 +293,7 @@ class SiteAggregator(ServerAggregator):
         party = next(party for party in self._parties if self._own_pace.rank in party)
         workers = sum(map(len, self._parties))
         part = torch.from_numpy(self._shown * self._shown.dtype.type(len(party) / workers))
-        self._mean_by.total(part, RoundPlace("session.evaluated()", parties=self._parties))
+        self._mean_by.total(part, RoundPlace("session.evaluation_model()", parties=self._parties))
         self._shown = part.numpy()
 
     def state(
@@ -303,7 +304,7 @@ class SiteAggregator(ServerAggregator):
         if self.copy.begun and not shown:
             raise CheckpointError(
                 "movements of other sites are in flight, and would be missing from the checkpoint: save inside "
-                "session.evaluated(), which waits for them"
+                "session.evaluation_model(), which waits for them"
             )
         saved, vectors = super().state(numbers, rates, shown=shown)
         return {**saved, "rates": rates}, vectors

@@ -6,9 +6,9 @@ for all clocks also waits for other sites' updates::
     follow the site's clock ─► movement of its copy ─► pick, send ─► receive ─► add to the copy ─► follow …
 
 Each message holds its site's clock. At the end of an epoch some workers have no samples left. No worker waits for their
-clocks, or a site in a later epoch, or one whose workers all wait in ``session.evaluated()`` or have left. So a site's
-clock is that of its workers in the earliest epoch that any of them is in. It falls back to the least clock of all of
-them when that epoch changes. A site starts an epoch when all others are in it too.
+clocks, or a site in a later epoch, or one whose workers all wait in ``session.evaluation_model()`` or have left. So a
+site's clock is that of its workers in the earliest epoch that any of them is in. It falls back to the least clock of
+all of them when that epoch changes. A site starts an epoch when all others are in it too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OtherSite:
     Attributes:
         speaker: rank of its first worker.
         clock: its clock, up to which this site has received all significant updates.
-        meetings: number of calls of ``session.evaluated()`` that all its workers have reached.
+        meetings: number of calls of ``session.evaluation_model()`` that all its workers have reached.
     """
 
     speaker: int

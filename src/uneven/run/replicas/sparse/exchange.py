@@ -181,7 +181,7 @@ class EntriesExchange(UnsentMovement):
         if self._clock >= 0 and self._mirrors.lacks(self._clock):
             raise CheckpointError(
                 "entries of other sites are in flight, and would be missing from the checkpoint: save inside "
-                "session.evaluated(), which waits for them"
+                "session.evaluation_model(), which waits for them"
             )
         return super().state_dict()
 

@@ -75,8 +75,8 @@ class EvaluationBarrier:
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
-                    f"session.evaluated() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did not "
-                    f"enter it within {self._timeout_s:g} s: every worker must enter it equally often before it "
+                    f"session.evaluation_model() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did "
+                    f"not enter it within {self._timeout_s:g} s: every worker must enter it equally often before it "
                     "closes its session. Workers take different numbers of steps: enter it at the end of epochs"
                 )
             time.sleep(_LOOK_S)

@@ -13,17 +13,17 @@ from uneven.run.context.context import Context
 from uneven.run.lines.line import Line
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
-from uneven.run.step.part import Part, Run, Step
+from uneven.run.step.callback import Callback, CallbackContext, Step
 
 
-class Visits(Part):
+class SiteEvaluation(Callback):
     """Let each site's model visit the next site at intervals, for ``sync="scout:…"``::
 
         def score(model):                       # on samples of this worker's own site
             with torch.no_grad():
                 return float((model(x).argmax(1) == y).float().mean())
 
-        session = uneven.Session(sync="scout:geo", parts=[uneven.Visits(score)])
+        session = uneven.Session(sync="scout:geo", callbacks=[uneven.SiteEvaluation(score)])
 
     Every ``period`` steps of the policy, the first worker of each site scores its own model, and then the mean of all
     sites' models or, with ``judge="copies"``, the model of another site. All workers receive the results. Only copies
@@ -45,7 +45,7 @@ class Visits(Part):
         names = sorted(set(sites.values()))
         self._speakers = [min(rank for rank, site in sites.items() if site == name) for name in names]
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         self._run = run
         self._line: Line = run.lines.open("visits")
         self._flat = Flat([one for one in run.model.parameters() if one.requires_grad])
@@ -116,18 +116,20 @@ class Visits(Part):
         return float(self._book.sent_bytes(lambda name: name.startswith(line) and " inside " not in name))
 
 
-def bind_visits(context: Context, parts: Sequence[Part]) -> None:
+def bind_site_evaluations(context: Context, parts: Sequence[Callback]) -> None:
     """Connect the visits to the policy; raises ConfigError if one is there without the other."""
-    visits = [one for one in parts if isinstance(one, Visits)]
+    visits = [one for one in parts if isinstance(one, SiteEvaluation)]
     policy, tuned = context.policy, context.policy.tuned
     if tuned is not None and not visits:
         raise ConfigError(
             f"sync = {policy!r} needs the losses of models at other sites: give the session a function that scores "
-            "a model on samples of its site, Session(parts=[uneven.Visits(score)]), or use the inner policy"
+            "a model on samples of its site, Session(callbacks=[uneven.SiteEvaluation(score)]), or use the inner policy"
         )
     if tuned is not None and context.participants.changes:
         raise ConfigError(f"sync = {policy!r} in an elastic run: visits need fixed sites; leave out --elastic")
     for one in visits:
         if tuned is None:
-            raise ConfigError(f"uneven.Visits under sync = {policy!r}, which does not use visits: use sync='scout:geo'")
+            raise ConfigError(
+                f"uneven.SiteEvaluation under sync = {policy!r}, which does not use visits: use sync='scout:geo'"
+            )
         one.bind(tuned, context.sites, context.connection.traffic)

@@ -1,8 +1,10 @@
-"""A part of your own between gradients and optimizer, exact on unequal workers; ``InputScaling`` is all there is to it.
+"""A callback of your own between gradients and optimizer, exact on unequal workers; ``InputScaling`` is all there is to
+it.
 
-    python examples/07_part.py --epochs 2                                                       alone
-    uneven run --nproc 2 --balance static:shares=3/1 examples/07_part.py --save first.pt        three quarters, one
-    torchrun --standalone --nproc-per-node 2 examples/07_part.py --resume first.pt              goes on, in equal parts
+    python examples/07_callback.py --epochs 2                                                       alone
+    uneven run --nproc 2 --balance static:shares=3/1 examples/07_callback.py --save first.pt        three quarters, one
+    torchrun --standalone --nproc-per-node 2 examples/07_callback.py --resume first.pt              goes on, in equal
+    parts
 
 It divides each gradient of a linear layer by the size of that layer's inputs, over the samples of all workers: the
 first half of what K-FAC does, and on the same lines.
@@ -19,7 +21,7 @@ import uneven
 from uneven.testing.digits import load_digits
 
 
-class InputScaling(uneven.Part):
+class InputScaling(uneven.Callback):
     """Divides the gradient of each linear layer by the root mean square of each of its inputs, averaged over steps."""
 
     def __init__(self, decay=0.9, damping=0.1):
@@ -66,9 +68,9 @@ def main():
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
-    session = uneven.Session(parts=[InputScaling()])
+    session = uneven.Session(callbacks=[InputScaling()])
     session.setup(model, optimizer)
-    loader = session.loader(TensorDataset(x, y), batch_size=64)
+    loader = session.loader(TensorDataset(x, y), global_batch_size=64)
     if options.resume:
         saved = torch.load(options.resume)
         model.load_state_dict(saved["model"])

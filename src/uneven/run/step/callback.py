@@ -1,6 +1,6 @@
-"""The interface of parts: objects with callbacks at fixed moments of a step, which may exchange tensors.
+"""The interface of callbacks: objects with methods for fixed moments of a step, which may exchange tensors.
 
-A part overrides the methods of the moments that it needs; the session calls only these::
+A callback overrides the methods of the moments that it needs; the session calls only these::
 
     for x, y in loader              before_step(step)       the batch is about to be yielded
         loss = f(model(x), y)
@@ -9,9 +9,9 @@ A part overrides the methods of the moments that it needs; the session calls onl
         optimizer.zero_grad()
     next(loader)                    after_step(step)        the step has finished
 
-In every moment the session calls its parts in the given order. A part that raises ends the run, and the error names the
-part. A module of the model may bring a part as its attribute ``uneven_part``: ``session.setup`` adds it after the
-session's own parts.
+In every moment the session calls its callbacks in the given order. A callback that raises ends the run, and the error
+names the callback. A module of the model may bring a callback as its attribute ``uneven_callback``: ``session.setup``
+adds it after the session's own callbacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from uneven.policy.core.actions import Payload, StepPlan, Via
 
-if TYPE_CHECKING:  # a part does not need torch at import
+if TYPE_CHECKING:  # a callback does not need torch at import
     from collections.abc import Callable
 
     import torch
@@ -74,13 +74,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The run that a part is attached to.
+class CallbackContext:
+    """The run that a callback is attached to.
 
     Attributes:
         rank: this worker.
         members: ranks of all workers.
-        lines: connections to them. Open lines in :meth:`Part.attach`, which all workers call in the same order.
+        lines: connections to them. Open lines in :meth:`Callback.attach`, which all workers call in the same order.
         model: as given to ``session.setup``, with the same parameters on all workers.
         optimizers: those given there.
         log: name, number → a line in the journal, as from ``session.log``.
@@ -88,7 +88,7 @@ class Run:
         now: returns the step of the batch of the newest forward pass, even if later batches were yielded since; None
             before the first pass.
         turn: returns the loss weight of the newest forward pass. ``turn().in_gradient`` is known in the backward pass:
-            x_i / X, or the value of ``session.weighted``. None before the first pass.
+            x_i / X, or the value of ``session.loss_mean``. None before the first pass.
         own_time: returns this worker's own time in a recent iteration, on average: seconds, processor seconds in these,
             and processor seconds in exchanges; NaN if unknown.
         work_changed: declares that iterations do different work from now on, for instance after parts of a graph have
@@ -111,19 +111,19 @@ class Run:
     spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
 
 
-class Part:
-    """The base of all parts. Every method is empty; override those that you need.
+class Callback:
+    """The base of all callbacks. Every method is empty; override those that you need.
 
-    Every worker must have the same parts in the same order, with the same exchanges: if a part waits for tensors in a
-    moment, the same part on the other members must send them in that moment of the same step.
+    Every worker must have the same callbacks in the same order, with the same exchanges: if a callback waits for
+    tensors in a moment, the same callback on the other members must send them in that moment of the same step.
     """
 
     @property
     def name(self) -> str:
-        """The name for messages, the journal and the state: the same on all workers, and unique among parts."""
+        """The name for messages, the journal and the state: the same on all workers, and unique among callbacks."""
         return type(self).__name__
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         """Prepare for the model of ``run``. Open lines here."""
 
     def before_step(self, step: Step) -> None:
@@ -131,7 +131,7 @@ class Part:
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         """Called before ``optimizer`` makes its step. If the policy averages gradients, ``.grad`` holds the mean
-        over all workers, so a part must make the same changes to it on all of them."""
+        over all workers, so a callback must make the same changes to it on all of them."""
 
     def after_step(self, step: Step) -> None:
         """Called when the next batch is requested or the epoch has ended, but not if an error left the loop in the
@@ -141,14 +141,14 @@ class Part:
         """Called when ``session.loader(ids=…, ahead=…)`` has read a batch ahead; ``ids`` is the result of the
         loader's ``ids``."""
 
-    def evaluated(self) -> AbstractContextManager[None]:
-        """Return a context that ``session.evaluated()`` enters and leaves on all workers."""
+    def evaluation_model(self) -> AbstractContextManager[None]:
+        """Return a context that ``session.evaluation_model()`` enters and leaves on all workers."""
         return nullcontext()
 
     def members_changed(self, members: tuple[int, ...]) -> None:
         """Called when workers have left or joined an elastic run; lines continue among the members.
 
-        It may come during an exchange of the part, which then returns the sum over the remaining members.
+        It may come during an exchange of the callback, which then returns the sum over the remaining members.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven import Part, Run, Step
+from uneven import Callback, CallbackContext, Step
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 
 N, X = 20, 8
 
 
-class Telling(Part):
+class Telling(Callback):
     """Says in which moments it was asked."""
 
     def __init__(self, name: str, said: list[str]) -> None:
@@ -30,7 +30,7 @@ class Telling(Part):
     def name(self) -> str:
         return self._name
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         self._said.append(f"{self.name} attach {len(run.optimizers)}")
         self.line = run.lines.open(self.name)
 
@@ -47,7 +47,7 @@ class Telling(Part):
         self._said.append(f"{self.name} after {step.iteration}")
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def evaluation_model(self) -> Iterator[None]:
         self._said.append(f"{self.name} in")
         yield
         self._said.append(f"{self.name} out")
@@ -63,8 +63,8 @@ class Telling(Part):
         self._said.append(f"{self.name} close")
 
 
-def started(*parts: Part, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer, Any]:
-    session = uneven.Session(parts=parts, **settings)
+def started(*parts: Callback, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer, Any]:
+    session = uneven.Session(callbacks=parts, **settings)
     model = nn.Linear(3, 2)
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     data = TensorDataset(torch.randn(N, 3), torch.randint(0, 2, (N,)))
@@ -89,7 +89,7 @@ def test_parts_are_asked_in_order_in_every_moment() -> None:
     moments = ["before 0 0 0 8 1", "ready 0", "after 0", "before 1 1 0 8 1", "ready 1"]
     assert said[:10] == [f"{who} {moment}" for moment in moments for who in ("one", "two")]
     said.clear()
-    with session.evaluated():
+    with session.evaluation_model():
         assert said == ["one in", "two in"]
     assert said == ["one in", "two in", "two out", "one out"]
     session.close()
@@ -114,7 +114,7 @@ def test_the_state_of_a_part_goes_with_the_session() -> None:
 
 
 def test_a_part_that_raises_is_named() -> None:
-    class Failing(Part):
+    class Failing(Callback):
         def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
             raise KeyError("what is missing")
 
@@ -122,17 +122,17 @@ def test_a_part_that_raises_is_named() -> None:
     x, y = next(iter(loader))
     with pytest.raises(KeyError) as error:
         step(model, optimizer, x, y)
-    assert error.value.__notes__ == ["raised by part 'Failing', in gradients_ready"]
+    assert error.value.__notes__ == ["raised by callback 'Failing', in gradients_ready"]
     session.close()
 
 
 def test_what_is_no_part_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"is not an uneven\.Part"):
-        uneven.Session(parts=[print])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="two have the name 'Part'"):
-        uneven.Session(parts=[Part(), Part()])
-    with pytest.raises(ConfigError, match="parts with threads = 2"):
-        uneven.Session(parts=[Part()], threads=2, sync="shadow:ma", balance="even")
+    with pytest.raises(ConfigError, match=r"is not an uneven\.Callback"):
+        uneven.Session(callbacks=[print])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="two have the name 'Callback'"):
+        uneven.Session(callbacks=[Callback(), Callback()])
+    with pytest.raises(ConfigError, match="callbacks with threads = 2"):
+        uneven.Session(callbacks=[Callback()], threads=2, sync="shadow:ma", balance="even")
 
 
 def test_gradients_that_a_closure_makes_are_refused() -> None:
@@ -145,7 +145,7 @@ def test_gradients_that_a_closure_makes_are_refused() -> None:
         loss.backward()
         return loss.item()
 
-    with pytest.raises(TrainingError, match=r"part 'one' changes gradients before .*, but a closure"):
+    with pytest.raises(TrainingError, match=r"callback 'one' changes gradients before .*, but a closure"):
         optimizer.step(closure)
     session.close()
 
@@ -166,7 +166,7 @@ def test_a_batch_fetched_ahead_does_not_change_which_step_it_is() -> None:
     session.close()
 
 
-class Odd(Part):
+class Odd(Callback):
     """Does something wrong in a moment."""
 
     def __init__(self, state: dict[Any, Any] | None = None) -> None:
@@ -177,7 +177,7 @@ class Odd(Part):
             raise KeyError("no state")
         return self._state
 
-    def evaluated(self) -> Any:
+    def evaluation_model(self) -> Any:
         return None
 
     def close(self) -> None:
@@ -187,12 +187,12 @@ class Odd(Part):
 def test_a_part_that_fails_beside_the_steps_is_named_and_the_others_are_closed() -> None:
     said: list[str] = []
     session, *_ = started(Odd(), Telling("one", said))
-    with pytest.raises(TypeError) as error, session.evaluated():
+    with pytest.raises(TypeError) as error, session.evaluation_model():
         pass
-    assert error.value.__notes__ == ["raised by part 'Odd', in evaluated"]
+    assert error.value.__notes__ == ["raised by callback 'Odd', in evaluation_model"]
     with pytest.raises(KeyError) as missed:
         session.state_dict()
-    assert missed.value.__notes__ == ["raised by part 'Odd', in state_dict"]
+    assert missed.value.__notes__ == ["raised by callback 'Odd', in state_dict"]
     with pytest.raises(RuntimeError, match="cannot close"):
         session.close()
     assert said[-1] == "one close"
@@ -200,8 +200,10 @@ def test_a_part_that_fails_beside_the_steps_is_named_and_the_others_are_closed()
 
 
 def test_a_part_without_optimizers_to_wait_for_is_refused() -> None:
-    session = uneven.Session(parts=[Telling("one", [])])
-    with pytest.raises(ConfigError, match=r"part 'one' has gradients_ready.* call session\.setup\(model, optimizer\)"):
+    session = uneven.Session(callbacks=[Telling("one", [])])
+    with pytest.raises(
+        ConfigError, match=r"callback 'one' has gradients_ready.* call session\.setup\(model, optimizer\)"
+    ):
         session.setup(nn.Linear(3, 2))
     session.close()
 
@@ -209,10 +211,10 @@ def test_a_part_without_optimizers_to_wait_for_is_refused() -> None:
 def test_names_and_keys_that_would_come_back_as_others_are_refused() -> None:
     for name in ("one.two", ""):
         with pytest.raises(ConfigError, match="is not a name"):
-            uneven.Session(parts=[Telling(name, [])])
+            uneven.Session(callbacks=[Telling(name, [])])
     for state in ({0: torch.ones(1)}, {"ranks": [{0: 1}]}):
         session, *_ = started(Odd(state))
-        with pytest.raises(CheckpointError, match=r"part 'Odd' has the key 0; keys are texts"):
+        with pytest.raises(CheckpointError, match=r"callback 'Odd' has the key 0: keys must be texts"):
             session.state_dict()
         with pytest.raises(RuntimeError, match="cannot close"):
             session.close()
@@ -223,9 +225,9 @@ def test_before_setup_the_state_of_a_part_is_the_one_that_was_loaded() -> None:
     one.count += 3
     state = first.state_dict()
     first.close()
-    second = uneven.Session(parts=[Telling("one", [])])
+    second = uneven.Session(callbacks=[Telling("one", [])])
     assert second.state_dict()["tensors"] == {}
-    second.share(X)
+    second.local_batch_size(X)
     second.load_state_dict({**state, "loader": "{}"})
     assert second.state_dict()["tensors"]["one.count"].tolist() == [3.0, 3.0]
     assert second.state_dict()["parts"] == state["parts"]
@@ -233,7 +235,7 @@ def test_before_setup_the_state_of_a_part_is_the_one_that_was_loaded() -> None:
 
 
 def test_a_moment_that_is_given_to_one_part_alone_is_asked_too() -> None:
-    part, seen = Part(), []
+    part, seen = Callback(), []
     part.after_step = lambda step: seen.append(step.iteration)  # type: ignore[method-assign]
     session, model, optimizer, loader = started(part)
     for x, y in loader:
@@ -243,5 +245,5 @@ def test_a_moment_that_is_given_to_one_part_alone_is_asked_too() -> None:
 
 
 def test_a_part_without_its_list_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"parts='one': give a list"):
-        uneven.Session(parts=Telling("one", []))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"callbacks='one': give a list"):
+        uneven.Session(callbacks=Telling("one", []))  # type: ignore[arg-type]

@@ -28,11 +28,11 @@ def test_models_visit_and_all_come_to_the_same_setting(me: RankContext) -> None:
         return 0.9 if len(seen) % 2 else 0.3  # at home, then the visitor
 
     policy = Scout("geo:bsp:threshold=0.3", period=3, judge="copies", start=3, tolerance=0.5)
-    with pytest.raises(ConfigError, match=r"uneven.Visits\(score\)"):
+    with pytest.raises(ConfigError, match=r"uneven.SiteEvaluation\(score\)"):
         uneven.Session(sync=Scout("geo"))
     with pytest.raises(ConfigError, match="does not use visits"):
-        uneven.Session(sync="bsp", parts=[uneven.Visits(score)])
-    session = uneven.Session(sync=policy, parts=[uneven.Visits(score)])
+        uneven.Session(sync="bsp", callbacks=[uneven.SiteEvaluation(score)])
+    session = uneven.Session(sync=policy, callbacks=[uneven.SiteEvaluation(score)])
     model = net()
     optimizer = sgd(model)
     session.setup(model, optimizer)
@@ -72,7 +72,7 @@ def test_the_mean_of_all_sites_is_tried_at_each(me: RankContext) -> None:
         return 0.9 if len(seen) % 2 else 0.8
 
     policy = Scout("geo:bsp:threshold=0.3", period=3)
-    session = uneven.Session(sync=policy, parts=[uneven.Visits(score)])
+    session = uneven.Session(sync=policy, callbacks=[uneven.SiteEvaluation(score)])
     model = net()
     optimizer = sgd(model)
     session.setup(model, optimizer)

@@ -1,15 +1,16 @@
-"""Run a part without a session, in an explicit loop: on workers that are threads of one process, or on a single one.
+"""Run a callback without a session, in an explicit loop: on workers that are threads of one process, or on a single
+one.
 
 ::
 
     def body(lines):
-        worker = PartWorker(lines, model := net(), torch.optim.SGD(model.parameters(), lr=0.1), MyPart())
+        worker = CallbackWorker(lines, model := net(), torch.optim.SGD(model.parameters(), lr=0.1), MyPart())
         worker.step(x, y, shares=(3, 1))      # each worker takes its part of the union batch
         return model
 
     models = together(2, body)
 
-Gradients are averaged over the union batch, as in a session under ``bsp``, so a part sees the same as there.
+Gradients are averaged over the union batch, as in a session under ``bsp``, so a callback sees the same as there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.lines import Lines, ThreadLines
-from uneven.run.step.part import Part, Run, Step
+from uneven.run.step.callback import Callback, CallbackContext, Step
 
 PassLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Model, inputs and targets of one pass → the mean loss over its samples, a scalar."""
@@ -36,22 +37,22 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-class PartWorker:
-    """One worker with an attached part."""
+class CallbackWorker:
+    """One worker with an attached callback."""
 
-    def __init__(self, lines: Lines, model: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
+    def __init__(self, lines: Lines, model: nn.Module, optimizer: torch.optim.Optimizer, part: Callback) -> None:
         self.model = model
         self.part = part
         self.rank = lines.rank
         self.optimizer = optimizer
         self.now: Step | None = None  # the present step, or the last one
-        self.logged: list[tuple[str, float]] = []  # names and numbers that the part has logged
+        self.logged: list[tuple[str, float]] = []  # names and numbers that the callback has logged
         self.told: list[tuple[str, str]] = []  # kinds and texts of the events that it has reported
         self._line = lines.open("gradients")
         self._clock = 0
         self._turn: BatchWeight | None = None
         part.attach(
-            Run(
+            CallbackContext(
                 rank=lines.rank,
                 members=lines.members,
                 lines=lines,
@@ -79,7 +80,7 @@ class PartWorker:
         Args:
             shares: samples of each worker; if empty, a single worker takes all. A worker without samples runs a pass on
                 the first sample, which counts nothing, as in a padded last batch.
-            counts: loss weight of each worker, as with ``session.weighted``; by default its samples.
+            counts: loss weight of each worker, as with ``session.loss_mean``; by default its samples.
             passes: number of backward passes.
         """
         members = self._line.members
@@ -107,9 +108,9 @@ class PartWorker:
         self._clock += 1
 
 
-def alone(model: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> PartWorker:
+def alone(model: nn.Module, optimizer: torch.optim.Optimizer, part: Callback) -> CallbackWorker:
     """Return a single worker, whose results must equal those of several workers on shares of its batch."""
-    return PartWorker(ThreadLines.of(1)[0], model, optimizer, part)
+    return CallbackWorker(ThreadLines.of(1)[0], model, optimizer, part)
 
 
 def together(size: int, body: Callable[[Lines], Any]) -> list[Any]:

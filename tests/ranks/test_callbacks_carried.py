@@ -15,13 +15,13 @@ from torch import nn
 
 import uneven
 from lines_contract import exchange_all
-from uneven import Part, Run, Step, journal
+from uneven import Callback, CallbackContext, Step, journal
 from uneven.errors import ConfigError, PeerError
 from uneven.policy.core.records import LineRecord
 from uneven.testing.ranks import RankContext, ranks
 
 
-class Given(Part):
+class Given(Callback):
     """Shows what a part is given."""
 
     def __init__(self, name: str = "given") -> None:
@@ -31,12 +31,12 @@ class Given(Part):
     def name(self) -> str:
         return self._name
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         self.lines = run.lines
 
 
-def started(*parts: Part, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer]:
-    session = uneven.Session(parts=parts, **settings)
+def started(*parts: Callback, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer]:
+    session = uneven.Session(callbacks=parts, **settings)
     model = net()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return session, model, optimizer
@@ -50,11 +50,11 @@ def test_lines_between_processes_do_what_those_between_threads_do(me: RankContex
     session.close()
 
 
-class Opening(Part):
+class Opening(Callback):
     def __init__(self, line: str) -> None:
         self._line = line
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         run.lines.open(self._line)
 
 
@@ -66,13 +66,13 @@ def test_other_parts_on_other_ranks_are_refused_and_so_are_lines_at_ones_own_pac
         started(Opening("any"), sync="asp", balance="even")
 
 
-class Halting(Part):
+class Halting(Callback):
     """Sums in the forward pass, but for a rank that does not come."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         self._line, self._mine = run.lines.open("halo"), run.rank
 
     def before_step(self, step: Step) -> None:
@@ -95,14 +95,14 @@ def test_who_is_missing_in_a_part_is_named_with_the_line(me: RankContext) -> Non
     at = r"in different exchanges \(rank 0, 2: sum on line 'halo'; rank 1: the gradient exchange of iteration 0\)"
     if me.rank != 1:
         told.match(at)
-        assert told.value.__notes__ == ["raised by part 'Halting', in before_step"]
+        assert told.value.__notes__ == ["raised by callback 'Halting', in before_step"]
     session.close()
 
 
-class Meeting(Part):
+class Meeting(Callback):
     """Lets all wait for each other in the middle of the forward pass, as a halo exchange does."""
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: CallbackContext) -> None:
         self._line = run.lines.open("halo")
         run.model[1].register_forward_pre_hook(self._meet)
 
@@ -113,16 +113,16 @@ class Meeting(Part):
 @ranks(2)
 def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankContext) -> None:
     with TemporaryDirectory() as run:
-        session, model, optimizer = started(Meeting(), balance="lb-bsp", budget=0.5, journal=run)
+        session, model, optimizer = started(Meeting(), balance="lb-bsp", overhead_budget=0.5, run_dir=run)
         model[0].register_forward_pre_hook(lambda layer, args: time.sleep(len(args[0]) * (0.004 if me.rank else 0.001)))
         loader = session.loader(Numbered(), X)
         # The same on both ranks. On a busy machine the first shares may be others.
-        while session.newest_shares[0] < 2 * session.newest_shares[1] and loader.epoch < 60:
+        while session.next_shares[0] < 2 * session.next_shares[1] and loader.epoch < 60:
             for x, y, _ in loader:
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        shares = session.newest_shares
+        shares = session.next_shares
         session.close()
         assert shares[0] >= 2 * shares[1], shares
         mine = journal.read(Path(run)).ranks[me.rank]
@@ -133,14 +133,14 @@ def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankC
 @ranks(2)
 def test_what_the_run_exchanges_itself_is_counted_by_line(me: RankContext, sync: str) -> None:
     with TemporaryDirectory() as run:
-        session, model, optimizer = started(sync=sync, balance="even", journal=run)
+        session, model, optimizer = started(sync=sync, balance="even", run_dir=run)
         steps = 0
         for x, y, _ in session.loader(Numbered(), X, drop_last=True):
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
-        with session.evaluated():  # a shadow has exchanged by then
+        with session.evaluation_model():  # a shadow has exchanged by then
             pass
         session.close()
         found = [one for one in journal.read(Path(run)).ranks[me.rank] if isinstance(one, LineRecord)]
@@ -159,7 +159,7 @@ def test_what_the_run_exchanges_itself_is_counted_by_line(me: RankContext, sync:
 @ranks(2)
 def test_what_was_exchanged_is_written_down_where_the_session_is_only_dropped(me: RankContext) -> None:
     with TemporaryDirectory() as run:
-        session, model, optimizer = started(balance="even", journal=run)
+        session, model, optimizer = started(balance="even", run_dir=run)
         batches = iter(session.loader(Numbered(), X))
         for x, y, _ in (next(batches), next(batches)):
             F.cross_entropy(model(x), y).backward()
