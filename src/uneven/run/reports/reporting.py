@@ -141,7 +141,7 @@ class Reports:
         total = sum(low or 0 for low, _ in bounds) + needs * (workers - len(bounds) + len(free))
         if workers > 1 < needs and free and (total > batch or min(free) < needs):
             raise ConfigError(
-                f"batch norm needs {needs} samples on each worker, so {workers} workers need a batch_size of at "
+                f"batch norm needs {needs} samples on each worker, so {workers} workers need a global batch of at "
                 f"least {total} and a max_batch of at least {needs}, but these are {batch} and {min(free)}: raise "
                 "them, or use fewer workers; for images session.loader(min_batch=1) is enough"
             )
