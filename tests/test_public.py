@@ -67,8 +67,7 @@ def arguments(name: str, one: Any, _: str) -> bool:
     """Whether the docstrings name each argument, or a field has a comment or a docstring."""
     if isinstance(one, property) or not callable(one) or exempt(one):
         return True
-    given = list(one) if is_enum(one) else [*inspect.signature(one).parameters]
-    names = [key.name if is_enum(one) else key for key in given]
+    names = [*(one.__members__ if is_enum(one) else inspect.signature(one).parameters)]
     text = (inspect.getdoc(one) or "") + ((inspect.getdoc(one.__init__) or "") if inspect.isclass(one) else "")
     known = {*re.findall(r"\w+", text), *(fields(one) if inspect.isclass(one) else ())}
     return all(key in known for key in names if key not in ("self", "args", "kwargs") and key[0] != "_")
@@ -90,7 +89,8 @@ def fields(one: type) -> Iterator[str]:
 
 def errors(name: str, one: Any, _: str) -> bool:
     """Whether the docstring says which errors the body raises."""
-    body = inspect.unwrap(one.fget if isinstance(one, property) else one)
+    body: Any = one.fget if isinstance(one, property) else one
+    body = inspect.unwrap(body)
     if inspect.isclass(body):
         body = vars(body).get("__post_init__", vars(body).get("__init__"))
     if not inspect.isfunction(body) or body.__code__.co_filename[0] == "<" or not body.__module__.startswith("uneven"):
