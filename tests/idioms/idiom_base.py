@@ -228,10 +228,10 @@ class Plain:
         return (model, *optimizers) if optimizers else model
 
     def loader(
-        self, dataset: Any, batch_size: int, *, shuffle: bool = True, drop_last: bool = False, min_batch: int = 1,
-        max_batch: int | None = None, epochs: int | None = None, **dataloader: Any,
+        self, dataset: Any, global_batch_size: int, *, shuffle: bool = True, drop_last: bool = False,
+        min_batch: int = 1, max_batch: int | None = None, epochs: int | None = None, **dataloader: Any,
     ) -> PlainLoader:  # fmt: skip
-        return PlainLoader(dataset, batch_size, shuffle, drop_last, dataloader)
+        return PlainLoader(dataset, global_batch_size, shuffle, drop_last, dataloader)
 
     def loss_mean(self, count: float) -> AbstractContextManager[None]:
         return nullcontext()

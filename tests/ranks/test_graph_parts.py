@@ -65,7 +65,7 @@ def trained(me: RankContext, path: str) -> list[list[float]]:
 def loaded_for_others(me: RankContext, path: str) -> None:
     session = uneven.Session(callbacks=[graph.load(path, rank=me.rank, size=3)])
     model = Net()
-    with pytest.raises(ConfigError, match=r"ran as worker \d of 3 .* rank \d of 2"):
+    with pytest.raises(ConfigError, match=r"ran as worker \d of 3, .* rank \d of 2"):
         session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     session.close()
 

@@ -181,6 +181,10 @@ class Session:
 
         Other workers do not wait. Call :meth:`barrier` before they read the file.
 
+        Args:
+            state: an object that ``torch.save`` takes; tensors may be on any device.
+            path: the file; its folder exists.
+
         Raises:
             CheckpointError: the file cannot be written.
         """

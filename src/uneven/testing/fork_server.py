@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -29,7 +30,10 @@ IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.run.session")
 def main(control: socket.socket) -> Callable[[], None] | None:
     """Serve requests. Return None at the end, or in a child the function to call."""
     last: list[Callable[[], None]] = []
-    atexit.register(lambda: [leave() for leave in last])  # registered first, so it runs last
+    atexit.register(lambda: [leave() for leave in last])
+    # The last registered runs first. The end of logging may be registered already, by an import of this package.
+    atexit.unregister(logging.shutdown)
+    atexit.register(logging.shutdown)
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # otherwise a collection in a child would touch, and so copy, all memory pages

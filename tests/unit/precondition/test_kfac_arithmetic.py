@@ -99,7 +99,7 @@ def brute(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("method", ["eigen", "inverse"])
 def test_the_gradient_is_that_of_a_dense_solve(method: str) -> None:
     x, lam, decay = torch.randn(N, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 0.2, 0.75
-    _worker, plain, found = one_step(linear, x, damping=lam, kl_clip=None, factor_decay=decay, method=method)
+    _worker, plain, found = one_step(linear, x, damping=lam, kl_clip=None, factor_decay=decay, compute_method=method)
     torch.manual_seed(1)
     a, g = ((1 - decay) * one + decay * torch.eye(len(one), dtype=one.dtype) for one in brute(linear(), x))
     gradient = torch.cat([plain[0], plain[1][:, None]], 1)

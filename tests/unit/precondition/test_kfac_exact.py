@@ -48,7 +48,7 @@ def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tens
         ((8, 5, 2, 1), {"grad_worker_fraction": 0.25, "compute_method": "inverse"}),
         ((4, 4, 4, 4), {"grad_worker_fraction": 1.0}),
         ((12, 4), {"grad_worker_fraction": 1.0, "scaling": "compat", "damping": 1e-6}),
-        ((10, 6), {"grad_worker_fraction": 1.0, "assignment_strategy": "round-robin", "colocate": False}),
+        ((10, 6), {"grad_worker_fraction": 1.0, "assignment_strategy": "round-robin", "colocate_factors": False}),
         ((10, 6), {"grad_worker_fraction": 0.5, "kl_clip": None, "factor_decay": 0.5, "inv_update_steps": 6}),
     ],
 )

@@ -127,7 +127,7 @@ def test_it_may_register_itself_too(balancers: Registry[Balancer], tmp_path: Pat
         ("def", "fast_shares:Mine", "SyntaxError: invalid syntax"),
         ("", "fast_shares_gone:Mine", "No module named 'fast_shares_gone'"),
         ("Mine = 3", "fast_shares:Mine", "names 3: let it name a class or a function that returns a Balancer"),
-        ("def Mine(): return 3", "fast_shares:Mine", "makes a int, which is no Balancer"),
+        ("def Mine(): return 3", "fast_shares:Mine", "makes a int, which is not a Balancer"),
     ],
 )
 def test_what_fails_to_load_names_distribution_entry_point_and_cause(

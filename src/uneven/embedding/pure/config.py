@@ -193,7 +193,7 @@ class TableSpec:
     @property
     def text(self) -> str:
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
-        tables = [asdict(one) for one in self.tables]
+        tables = [{_SAVED_AS.get(key, key): value for key, value in asdict(one).items()} for one in self.tables]
         for one in tables:
             if one["no_id"] is None:
                 del one["no_id"]  # older specs lack the key, and checkpoints are compared with them as text
@@ -213,12 +213,16 @@ class TableSpec:
         try:
             plain = json.loads(text)
             kind, values = plain["optimizer"]
-            tables = tuple(Table(**{**one, "feature_names": tuple(one["feature_names"])}) for one in plain["tables"])
+            names = {saved: name for name, saved in _SAVED_AS.items()}
+            known = [{names.get(key, key): value for key, value in one.items()} for one in plain["tables"]]
+            tables = tuple(Table(**{**one, "feature_names": tuple(one["feature_names"])}) for one in known)
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of tables: {error!r}") from error
 
 
+_SAVED_AS = {"num_embeddings": "rows", "embedding_dim": "dim", "feature_names": "features"}
+"""Fields of a table → their names in saved tables, which are compared with the specification as text."""
 _NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names", "pooling")
 _KNOWN = {*_NEEDED, "data_type", "init_fn", "weight_init_min", "weight_init_max"}
 _FLOAT32 = ("fp32", "float32", "torch.float32")

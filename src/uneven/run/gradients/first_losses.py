@@ -104,7 +104,7 @@ def _sum(node: Any, sizes: set[int]) -> tuple[str, str] | None:
     name = node.name().removesuffix("Backward0")
     if getattr(node, "_saved_reduction", None) == _SUM:
         call = re.sub("(?<=.)(?=[A-Z])", "_", name).lower()
-        return f"{call}(reduction='sum') is a sum over samples", "summed()"
+        return f"{call}(reduction='sum') is a sum over samples", "loss_sum()"
     if name != "Sum" or not (shape := node._saved_self_sym_sizes) or shape[0] not in sizes - {1}:
         return None
     divided = any(
@@ -112,7 +112,7 @@ def _sum(node: Any, sizes: set[int]) -> tuple[str, str] | None:
         for one, _ in node.next_functions
         if one is not None
     )
-    return None if divided else ("is a sum over samples", "summed()")
+    return None if divided else ("is a sum over samples", "loss_sum()")
 
 
 def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:

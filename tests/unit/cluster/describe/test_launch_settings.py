@@ -130,7 +130,7 @@ def test_layers_stay_apart_and_conflicts_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("uneven.toml").write_text("[run]\nseed = 2\nbudget = 0.01\n")
+    Path("uneven.toml").write_text("[run]\nseed = 2\noverhead_budget = 0.01\n")
     layers = layers_of({"seed": 1, "sync": None}, None)
     assert layers == {"command line": {"seed": 1}, "uneven.toml": {"seed": 2, "overhead_budget": 0.01}}
     assert "seed: command line says 1, uneven.toml says 2; using 1" in capsys.readouterr().err

@@ -53,8 +53,8 @@ def numbered() -> TensorDataset:
 class Run:
     """A session with all that belongs to a loop, which notes who had which samples."""
 
-    def __init__(self, threads: int, make: Make = momentum, journal: Path | None = None, **session: Any) -> None:
-        self.session = uneven.Session(threads=threads, run_dir=journal, **session)
+    def __init__(self, threads: int, make: Make = momentum, run_dir: Path | None = None, **session: Any) -> None:
+        self.session = uneven.Session(threads=threads, run_dir=run_dir, **session)
         self.model = net()
         self.optimizer = make(self.model)
         self.session.setup(self.model, self.optimizer)
