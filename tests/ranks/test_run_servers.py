@@ -61,7 +61,7 @@ def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
 def test_shards_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="0 shards of the parameter server: give a positive number"):
         ShardKeeper(tmp_path / "none", 0, 1)
-    with pytest.raises(ConfigError, match="names no shards: start the script with `uneven run --servers 1`"):
+    with pytest.raises(ConfigError, match="names no shards: start the script with `uneven run --servers N`"):
         ZmqLine.of_run(tmp_path)
     script = tmp_path / "nothing.py"
     script.touch()
