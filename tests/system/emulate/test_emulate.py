@@ -278,7 +278,7 @@ def test_a_kill_ends_the_run_and_says_why(tmp_path: Path) -> None:
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, "ready()\ntime.sleep(100)\n")))
     assert done.returncode == 128 + signal.SIGKILL
     assert "rank 1 (b, process" in done.stderr
-    assert "was killed by SIGKILL, so the run has been ended: cluster 'test' says so, at 0.3 s" in done.stderr
+    assert "was killed by SIGKILL, so the run has been ended: cluster 'test': event at 0.3 s" in done.stderr
     assert left_of([emulation_id(done.stderr)], set(), (str(tmp_path),)) == set()
 
 

@@ -146,7 +146,7 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         first = subprocess.run(clean, capture_output=True, text=True, timeout=60)
         assert first.returncode == 0, first.stderr
         groups = 4 * len(capabilities.trees().groups(left, memory=True))  # of three nodes, and above them
-        assert f"removed the rest of emulation {left}: {groups} control groups" in first.stdout
+        assert f"removed the leftovers of emulation {left}: {groups} control groups" in first.stdout
         assert left_of([left], set(), ()) == set()
         assert left_of([lives], set(), ()) != set()
         assert workers_of(alive.pid, worker) >= workers
@@ -240,7 +240,7 @@ def test_a_network_that_cannot_be_laid_leaves_nothing(tmp_path: Path, monkeypatc
     before = namespaces_of(os.getpid())
     line = SiteLink(between=("x", "y"), bit_per_s=steady(1e6), latency_s=0.01)
     wiring = Wiring((Node(name="a", site="x"), Node(name="b", site="y")), (line,))
-    with pytest.raises(LaunchError, match="`ip` refuses"):
+    with pytest.raises(LaunchError, match="`ip` failed"):
         EmulatedNetwork(wiring, netem=False)
     assert namespaces_of(os.getpid()) == before
     assert relays_of(os.getpid()) == []
@@ -251,7 +251,7 @@ def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Pat
     nodes = cluster(tmp_path, '[[nodes]]\nname = "a"\nup_bit_per_s = 1e18\n')
     done = emulate(tmp_path, nodes, "--", str(script(tmp_path, WITH_CHILD)))
     assert done.returncode == 1
-    assert "`tc` refuses" in done.stderr
+    assert "`tc` failed" in done.stderr
     run = emulation_id(done.stderr)
     assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set())
 

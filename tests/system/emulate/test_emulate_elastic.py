@@ -41,7 +41,7 @@ def test_killed_joined_and_left_as_the_description_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     check(tmp_path, 1 + max(epoch for epoch, _ in steps(tmp_path)), {2})
     assert "rank 1 (dies, process" in done.stderr
-    assert "cluster 'test' says so, in iteration 4" in done.stderr
+    assert "cluster 'test': event in iteration 4" in done.stderr
     assert "worker 0 got a request to leave" in done.stderr
     assert "1 of its workers was lost" in done.stderr
     read = journal.read(tmp_path / "run")

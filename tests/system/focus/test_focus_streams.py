@@ -80,7 +80,7 @@ def test_two_videos_are_not_mixed_in_one_stream(streams: tuple[Path, list[Update
     before = focus.load_index(tmp_path / "index").streams["good"].progress()
     ingest(tmp_path / "index", folder / "good.mkv")  # nothing is left to do
     other = recorded(tmp_path / "good.mkv", sprites(300, seed=5))
-    with refusal(r"good\.mkv is not the video of .*good: rename it, or another --into"):
+    with refusal(r"good\.mkv is not the video of .*good: rename it, or give another --into"):
         ingest(tmp_path / "index", other)
     with refusal(r"was ingested with 1 frames/s, not 2: give the same rate \(--per-s\)"):
         ingest(tmp_path / "index", folder / "good.mkv", per_s=2.0)

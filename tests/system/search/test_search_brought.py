@@ -186,7 +186,7 @@ def test_a_storage_of_optuna_is_written_and_read(tmp_path: Path) -> None:
     ("mysql://me:secret@host/x", r"mysql://host/x cannot be read"),
     (3, "give the directory of a search"),
     (optuna.create_study(), 'optimizes with minimize, but this search with mode="max"'),
-    (optuna.create_study(directions=["maximize", "minimize"]), "optimizes by maximize, minimize"),
+    (optuna.create_study(directions=["maximize", "minimize"]), "optimizes with maximize, minimize"),
 ])  # fmt: skip
 @brought("searches", "Optuna", "a storage that cannot be read, or optimizes in another direction", refused=True)
 def test_a_storage_that_cannot_be_used_is_refused(
@@ -208,7 +208,7 @@ def test_a_storage_that_cannot_be_used_is_refused(
         "searches", "Optuna", "a string returned", refused=True)),
     pytest.param(peers.a_tensor, r"give float\(score\)", marks=brought(
         "searches", "Optuna", "a tensor returned", refused=True)),
-    pytest.param(peers.another_metric, "returned loss, and not 'score'", marks=brought(
+    pytest.param(peers.another_metric, "returned loss, but not 'score'", marks=brought(
         "searches", "Ray Tune", "a mapping without the metric", refused=True)),
     pytest.param(peers.yields, "is a generator", marks=brought(
         "searches", "Ray Tune", "a function that yields", refused=True)),
@@ -216,7 +216,7 @@ def test_a_storage_that_cannot_be_used_is_refused(
         "searches", "Optuna", "`suggest_categorical` of lists", refused=True)),
     pytest.param(peers.dictionaries, "map texts to objects", marks=brought(
         "searches", "Optuna", "`suggest_categorical` of dictionaries", refused=True)),
-    pytest.param(peers.equals, "name each once", marks=brought(
+    pytest.param(peers.equals, "give each once", marks=brought(
         "searches", "Optuna", "`suggest_categorical` of equal values", refused=True)),
     pytest.param(peers.steps_and_log, "leave out step or log", marks=brought(
         "searches", "Optuna", "`step` together with `log=True`", refused=True)),

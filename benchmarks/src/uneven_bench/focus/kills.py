@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from uneven.errors import TrainingError
-from uneven.focus import Frame, LadderRung, Sprites, Truth, open
+from uneven.focus import Frame, LadderRung, Sprites, Truth, load_index
 from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import Candidate
@@ -95,9 +95,9 @@ def kills(each: int) -> dict[str, Any]:
                 supervise(deadly, here)  # supervise stops after repeated kills
         same = _rows(folder / "whole" / "stream") == _rows(folder / "killed" / "stream")
         query_kills, judged = _killed_queries(folder / "killed", each)
-        hits = {label: list(open(folder / "killed").query(label)) for label in Colours.classes}
+        hits = {label: list(load_index(folder / "killed").query(label)) for label in Colours.classes}
         truth = Truth(Colours(), side=_SIDE, batch=_BATCH)
-        whole = {label: list(open(folder / "whole", truth).query(label)) for label in Colours.classes}
+        whole = {label: list(load_index(folder / "whole", truth).query(label)) for label in Colours.classes}
         alike = all(sorted(hits[one], key=repr) == sorted(whole[one], key=repr) for one in whole)
         return {
             "ingest_kills": len(list(marks.iterdir())),
@@ -120,12 +120,12 @@ def _killed_queries(folder: Path, each: int) -> tuple[int, int]:
         process.join()
         count += process.exitcode == -signal.SIGKILL
         calls += _BATCH if process.exitcode == -signal.SIGKILL else 0  # the calls whose answers were lost
-    return count, calls + sum(store.judgements() for store in open(folder).streams.values())
+    return count, calls + sum(store.judgements() for store in load_index(folder).streams.values())
 
 
 def _ask(folder: Path, dies_after: int) -> None:
     torch.set_num_threads(1)
-    index = open(folder, Truth(Colours(dies_after), side=_SIDE, batch=_BATCH))
+    index = load_index(folder, Truth(Colours(dies_after), side=_SIDE, batch=_BATCH))
     for label in Colours.classes:
         list(index.query(label))
 
@@ -138,7 +138,7 @@ def _empty(folder: Path) -> StreamStore:
 
 
 def _done(folder: Path) -> bool:
-    return bool(open(folder).streams["stream"].progress()[0].get("done"))
+    return bool(load_index(folder).streams["stream"].progress()[0].get("done"))
 
 
 def _rows(folder: Path) -> list[Any]:

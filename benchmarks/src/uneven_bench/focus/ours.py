@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from uneven.focus import IngestOptions, VideoIndex, Wanted, open
+from uneven.focus import IngestOptions, VideoIndex, Wanted, load_index
 from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Counts, Ingest
 from uneven.focus.networks import look
@@ -85,7 +85,7 @@ def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ing
     """Query every class, each on a fresh index."""
     method = Method(name, ingest_s)
     for label in labels:
-        index = open(folder, seen.truth)
+        index = load_index(folder, seen.truth)
         for store in index.streams.values():
             store.forget_verdicts()
         frames, own_s, calls = _query(seen, index, label)
@@ -103,7 +103,7 @@ def _query(seen: SceneSeen, index: VideoIndex, label: int) -> tuple[list[int], f
 
 def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
     """Return processor seconds of one query with the real truth network, and of its repetition."""
-    index = open(folder, seen.scene.truth)
+    index = load_index(folder, seen.scene.truth)
     for store in index.streams.values():
         store.forget_verdicts()
     spent = []
