@@ -86,7 +86,7 @@ def _machines(spec: ClusterSpec, isolated: str) -> Machines:
     if isolated:
         return Throttled()
     for removed in emulation_state.clean():
-        say(f"removed the rest of {removed}")
+        say(f"removed the leftovers of {removed}")
     return Isolated(spec, capabilities.trees(), netem=not capabilities.why_no_netem())
 
 
