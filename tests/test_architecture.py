@@ -241,6 +241,7 @@ OTHER_WORDS = {
 """Names that are words of something else too, where nothing follows them."""
 
 WAYS_OUT = {
+    "uneven.cli.why_page": "a remedy is a command that a user can type",
     "uneven.run.loops.site_evaluation": "its part is made for policies that visits tune, and it names one",
     "uneven.run.replicas.server.outer_round": "of a model with running statistics, what trains it without outer steps",
     "uneven.run.step.refusals": "what an elastic run carries, and under what parts can exchange",
@@ -332,7 +333,9 @@ def test_only_the_world_reads_the_launchers_variables() -> None:
 
 
 def test_no_broad_exception_handler() -> None:
-    assert [wrong for module in modules() for wrong in broad_handlers(module)] == []
+    # No failure of `uneven why` may end a training that is not ours.
+    others = [module for module in modules() if module.name != "uneven.why.unharmed"]
+    assert [wrong for module in others for wrong in broad_handlers(module)] == []
 
 
 def test_nobody_exchanges_with_others_but_on_lines() -> None:

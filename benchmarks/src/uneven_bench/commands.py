@@ -282,6 +282,21 @@ def machines(
     """
 
 
+@bench("why", whole="twenty minutes", quick="a minute and a half")
+def why(
+    quick: Quick = False,
+    json: Json = False,
+    seed: Seed = None,
+    only: Annotated[int | None, typer.Option("--only", metavar="K", help="Play the K-th run alone.")] = None,
+) -> None:
+    """Is the slow worker named, with the right cause, and is nothing said of equal ones?
+
+    60 runs of three workers with one disturbance (a quota, stops, competition, slow data, heavy batches, a slow link,
+    garbage collection, compilation, page faults, …) under DDP, FSDP2 and a plain loop; 40 without one, half of them on
+    a busy machine; and the time that the measurement adds to steps of 5 and 50 ms. A slow link needs root.
+    """
+
+
 @bench("elastic", whole="an hour", case="ten minutes", quick="a minute and a half")
 def elastic(
     quick: Quick = False,

@@ -31,6 +31,9 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("graph", "uneven.cli.graph:app", "Partition a graph for training on several workers."),
         CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
         CliCommand("runs", "uneven.cli.runs:runs", "List the runs in a folder, with the next command of each."),
+        CliCommand(
+            "why", "uneven.cli.why:why", "Name the slow worker of a training, and why it is slow.", passes_on=True
+        ),
         CliCommand("watch", "uneven.cli.watch:watch", "Show a run, live or afterwards, in the terminal."),
         CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, with charts."),
         CliCommand("init", "uneven.cli.init:init", "Write a settings file, uneven.toml."),

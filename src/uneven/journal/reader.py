@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -11,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uneven.errors import JournalError, access
-from uneven.policy.core.records import Record, from_json
+from uneven.journal.pure.completed import completed
+from uneven.policy.core.records import Record, from_json, is_known
 
+_log = logging.getLogger("uneven.journal")
 _NAME = re.compile(r"rank(\d{5,})\.jsonl")
 
 
@@ -81,7 +84,7 @@ def read(run: Path) -> Journal:
             f"for instance one of those under runs/"
         )
     unfinished = follower.unfinished + follower.pending
-    return Journal(run, {rank: tuple(records) for rank, records in ranks.items()}, unfinished)
+    return Journal(run, completed(ranks), unfinished)
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class Follower:
     most_bytes: float = math.inf  #: limit for the first read of each file: its first line and its end
     unfinished: int = field(default=0, init=False)  #: skipped lines, left incomplete by a killed writer
     whole: bool = field(default=True, init=False)  #: False if the limit has left out lines
+    unknown: set[str] = field(default_factory=set, init=False)  #: kinds of records that this version skips
     _files: dict[int, _File] = field(default_factory=dict, init=False)
 
     def poll(self) -> list[Record]:
@@ -147,10 +151,26 @@ class Follower:
         try:
             return from_json(text)
         except JournalError as error:
+            if (kind := _kind(text)) is not None and not is_known(kind):
+                if kind not in self.unknown:
+                    _log.warning(
+                        "%s: records of kind %r are skipped: a newer version of uneven wrote them", file.path, kind
+                    )
+                self.unknown.add(kind)
+                return None
             if _is_json(text):
                 raise JournalError(f"{file.path}, line {file.line}: {error}") from error
             self.unfinished += 1  # a cut line is never valid JSON
             return None
+
+
+def _kind(text: str) -> str | None:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    kind = row.get("kind") if isinstance(row, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _is_json(text: str) -> bool:

@@ -56,9 +56,21 @@ def test_no_journal_is_an_error_with_a_way_out(tmp_path: Path) -> None:
 def test_foreign_line_names_file_and_line(tmp_path: Path) -> None:
     path = rank_path(tmp_path, 3)
     path.parent.mkdir()
-    path.write_text(to_json(scalar(3, 0)) + '\n{"kind":"unheard-of"}\n')
-    with pytest.raises(JournalError, match=r"rank00003\.jsonl, line 2.*unheard-of"):
+    path.write_text(to_json(scalar(3, 0)) + '\n{"rank":3}\n')
+    with pytest.raises(JournalError, match=r"rank00003\.jsonl, line 2"):
         read(tmp_path)
+
+
+def test_records_of_a_newer_version_are_skipped_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = rank_path(tmp_path, 3)
+    path.parent.mkdir()
+    path.write_text('{"kind":"unheard-of"}\n' * 3 + to_json(scalar(3, 0)) + "\n")
+    assert read(tmp_path).ranks[3] == (scalar(3, 0),)
+    assert [one.message for one in caplog.records if "unheard-of" in one.message] == [
+        f"{path}: records of kind 'unheard-of' are skipped: a newer version of uneven wrote them"
+    ]
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:

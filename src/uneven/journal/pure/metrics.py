@@ -26,6 +26,7 @@ from uneven.policy.core.pace import PACE, Pace
 from uneven.policy.core.records import (
     EventRecord,
     ForecastRecord,
+    MeetingsRecord,
     MembershipRecord,
     Record,
     RunRecord,
@@ -119,6 +120,8 @@ class Join:
     known: bool = True  # both are known, not assumed as under bsp
     pieces: Pieces = field(default_factory=Pieces)  # the pieces of asynchronous workers
     _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
+    # By iteration and rank: seconds of waiting at each meeting.
+    _meetings: dict[int, dict[int, tuple[float, ...]]] = field(default_factory=dict)
     _splits: list[SplitRecord] = field(default_factory=list)
     _forecasts: dict[int, list[ForecastRecord]] = field(default_factory=dict)  # by rank, ascending iterations
     _starts: list[float] = field(default_factory=list)  # of every life, from rank 0
@@ -127,6 +130,7 @@ class Join:
     _before: int = -1  # iteration taken last
     _ends: list[float] = field(default_factory=list)  # of the newest consecutive iterations, one for each thread
     _expected: set[int] = field(default_factory=set)  # ranks without an END or LEFT event
+    _size: int = 1  # workers at the start
     _first_ends: dict[int, float] = field(default_factory=dict)  # of rank 0's own steps
     _repeated: list[tuple[float, float]] = field(default_factory=list)  # asynchronous: intervals whose steps were lost
 
@@ -141,6 +145,8 @@ class Join:
             while told and told[-1].iteration >= record.iteration:  # a later life repeats these iterations
                 told.pop()
             told.append(record)
+        elif isinstance(record, MeetingsRecord):
+            self._meetings.setdefault(record.iteration, {})[record.rank] = record.seconds
         elif isinstance(record, MembershipRecord):
             self.changes.add(record, apart=self.apart)
             self._expected = (self._expected | {*record.came}) - {*record.left}
@@ -169,6 +175,7 @@ class Join:
         self._expected.add(record.rank)
         if record.rank == 0:
             self._expected |= set(range(record.world_size))
+            self._size = record.world_size
             self._starts.append(record.started_at_s)
             self._opening = [] if len(self._starts) > 1 else None
 
@@ -205,7 +212,7 @@ class Join:
             pieces = self.pieces.take(self._expected - self.changes.gone, self._starts, final=final)
             return [self._of_piece(one) for one in pieces]
         # Complete means that the batches add up to the global batch, or that only departed workers are missing.
-        complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i]) or self._lacks_the_gone(i)]
+        complete = [i for i in sorted(self._pending) if self._adds_up(i) or self._lacks_the_gone(i)]
         if not final:
             complete = complete[:-1]  # workers without samples in the newest one may still report
         taken = [self._joined(iteration, self._pending.pop(iteration)) for iteration in complete]
@@ -213,6 +220,14 @@ class Join:
             for iteration in [i for i in self._pending if i < taken[-1].iteration]:
                 del self._pending[iteration]
         return taken
+
+    def _adds_up(self, iteration: int) -> bool:
+        steps = self._pending[iteration]
+        if not steps:
+            return False
+        whole = next(iter(steps.values())).global_batch
+        # A worker without a session knows its own batch only.
+        return sum(step.batch for step in steps.values()) == whole if whole else len(steps) == self._size
 
     def _members(self, iteration: int) -> tuple[int, ...]:
         return self.changes.members(iteration) or self.changes.founders() or ()
@@ -223,20 +238,30 @@ class Join:
 
     def _joined(self, iteration: int, steps: dict[int, StepRecord]) -> Iteration:
         first = next(iter(steps.values()))
-        communicate_s = min(step.exchange_s / step.threads for step in steps.values())
+        communicate_s = self._communicated(iteration, steps)
         ended_at_s = max(step.ended_at_s for step in steps.values())
         duration_s = self._duration(iteration, ended_at_s, max(step.threads for step in steps.values()))
         self._before = iteration
         return Iteration(
             iteration=iteration,
             epoch=first.epoch,
-            global_batch=first.global_batch,
+            global_batch=first.global_batch or sum(step.batch for step in steps.values()),
             ended_at_s=ended_at_s,
             duration_s=duration_s,
             timings={rank: _timing(steps[rank], communicate_s) for rank in sorted(steps)},
             predicted_per_s=self._predicted(iteration),
             members=self._members(iteration) if self.changes else (),
         )
+
+    def _communicated(self, iteration: int, steps: dict[int, StepRecord]) -> float:
+        """Return the seconds in which no worker waited for another: of each meeting if they are known, of the step
+        otherwise."""
+        meetings = self._meetings.pop(iteration, {})
+        least_s = min(step.exchange_s / step.threads for step in steps.values())
+        if set(meetings) != set(steps) or len({len(seconds) for seconds in meetings.values()}) != 1:
+            return least_s
+        together_s: float = sum(min(each) for each in zip(*meetings.values(), strict=True))
+        return min(least_s, together_s)
 
     def _of_piece(self, piece: StepsPiece) -> Iteration:
         steps: dict[int, list[StepRecord]] = {}
@@ -285,10 +310,6 @@ def iterations(records: Iterable[Record]) -> list[Iteration]:
     for record in records:
         join.add(record)
     return join.take(final=True)
-
-
-def _adds_up(steps: dict[int, StepRecord]) -> bool:
-    return bool(steps) and sum(s.batch for s in steps.values()) == next(iter(steps.values())).global_batch
 
 
 def _timing(step: StepRecord, communicate_s: float) -> Timing:

@@ -177,6 +177,32 @@ class LineRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingsRecord:
+    """The collective operations of one step, in order; written if there were several.
+
+    The worker that arrives last at a meeting waits least. So the least wait of all workers at a meeting is
+    communication. The least ``exchange_s`` of a step with several meetings is not.
+    """
+
+    kind: ClassVar[str] = "meetings"
+    rank: Rank
+    iteration: Count
+    seconds: tuple[float, ...]  # that this worker waited at each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsRecord:
+    """What ``uneven why`` has read about a worker and its machine since its last record of this kind."""
+
+    kind: ClassVar[str] = "facts"
+    rank: Rank
+    iteration: Count
+    at_s: float  # Unix time
+    values: dict[str, float]  # see ``why.facts``; a source that the system lacks is missing
+    others: str = ""  # name and process number of the busiest other process, if this worker lacked a processor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRecord:
     """A worker's forecast of its speed, sent with a report; it holds until the next."""
 
@@ -214,6 +240,8 @@ Record = (
     | ExchangeRecord
     | LineRecord
     | MembershipRecord
+    | MeetingsRecord
+    | FactsRecord
 )
 
 _KINDS: dict[str, type[Record]] = {
@@ -230,6 +258,8 @@ _KINDS: dict[str, type[Record]] = {
         ExchangeRecord,
         LineRecord,
         MembershipRecord,
+        MeetingsRecord,
+        FactsRecord,
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
@@ -244,6 +274,11 @@ _TEMPLATES = {
 }
 # json.dumps would make an encoder per call.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def is_known(kind: str) -> bool:
+    """Return whether this version reads records of a kind."""
+    return kind in _KINDS
 
 
 def to_json(record: Record) -> str:

@@ -1,0 +1,41 @@
+"""The explanation of a recorded run: read, judged, and each remedy simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from uneven import journal
+from uneven.policy.core.records import FactsRecord, Record, RunRecord
+from uneven.why.pure.causes import Explanation, FactSums, judge
+
+
+def explain(run: str | Path) -> Explanation:
+    """Read a run's journal and return who is slow, why, and the gain of each remedy.
+
+    Args:
+        run: a run directory, of ``uneven why`` or of any session.
+
+    Raises:
+        JournalError: the journal is missing or cannot be read.
+
+    Example::
+
+        found = uneven.why.explain("runs/mine")
+        for suspect in found.suspects:
+            print(suspect.rank, suspect.cause, suspect.late_s)
+    """
+    path = Path(run)
+    records = list(journal.read(path).records())
+    return explained(path.resolve().name, records)
+
+
+def explained(name: str, records: Sequence[Record]) -> Explanation:
+    """Return the explanation of a run's records, without remedies."""
+    hosts = {one.rank: one.host for one in records if isinstance(one, RunRecord)}
+    by_rank: dict[int, list[FactsRecord]] = {}
+    for one in records:
+        if isinstance(one, FactsRecord):
+            by_rank.setdefault(one.rank, []).append(one)
+    facts = {rank: FactSums.of(found) for rank, found in by_rank.items()}
+    return judge(name, journal.iterations(records), facts, hosts)

@@ -1,0 +1,398 @@
+"""The slow workers of a run and the causes, from the journals of all workers.
+
+A worker is slow if its own work (data and compute) takes longer than the median worker's, in most steps, by more than
+chance explains. Its cause is the quantity whose excess over the other workers covers most of that time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
+
+from uneven.journal.pure.metrics import Iteration, Timing
+from uneven.policy.core.records import FactsRecord
+
+WARM_UP = 3  # first iterations that are not judged: memory is allocated, loaders start
+LEAST_STEPS = 20  # for a name
+_LATE = 0.08  # of a step; a worker that is late by less is not named
+_LATE_IF_FULL = 0.25  # the same on a machine where all workers lack processors
+_OFTEN = 0.5  # part of the steps in which it is late by half of that
+_CERTAIN = 4.0  # standard errors of its mean lateness, over blocks of steps
+_BLOCKS = 10
+_COVERS = 0.4  # part of the lateness that the excess of a cause must cover
+_PAUSE = 3.0  # times the usual step; longer ones are pauses and are judged apart
+_HEAVIER = 1.1
+_QUEUED = 0.2  # part of a worker's own time without a processor; above, its machine is full
+_PAGES = 20.0  # a step, read from disk because they were not in memory
+_SLOW_LINK = 0.5  # of the other workers' rate
+_STOPPED = 0.05  # lateness of the probe's own timer per second; above, the whole process stops at times
+_EXCHANGING = 0.15  # part of a step; below, no link is to blame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimes:
+    """A worker's usual step, in seconds."""
+
+    rank: int
+    host: str
+    data_s: float
+    compute_s: float
+    wait_s: float  # for other workers
+    communicate_s: float
+
+    @property
+    def own_s(self) -> float:
+        """Data and compute together."""
+        return self.data_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A slow worker or link.
+
+    ::
+
+        for suspect in uneven.why.explain("runs/mine").suspects:
+            print(suspect.rank, suspect.cause, suspect.evidence)
+    """
+
+    rank: int
+    host: str  #: name of its machine
+    late_s: float  #: seconds per step, more than the median of the others
+    part_of_steps: float  #: 0 … 1, in which it was late
+    cause: str  #: "quota", "stopped", "data", …: a key of ``CAUSES``
+    evidence: str  #: one sentence with the figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Rare long steps with the same slow worker, for example a checkpoint."""
+
+    rank: int
+    steps: int
+    lost_s: float  # in all of them
+    part: float  # of the whole time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change and its expected gain in throughput, from a simulation of the recorded run.
+
+    ::
+
+        best = max(found.remedies, key=lambda remedy: remedy.gain)
+    """
+
+    words: str  #: the change, for people
+    gain: float  #: throughput with it ÷ throughput without
+    least: float  #: the least gain of the simulations with other seeds
+    most: float  #: the greatest of them
+    command: str = ""  #: to apply it, if one command does
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer of ``uneven why``, from :func:`explain`.
+
+    ::
+
+        found = uneven.why.explain("runs/mine")
+        print(found.step_s, [suspect.rank for suspect in found.suspects])
+    """
+
+    run: str  #: name of the run
+    steps: int  #: number of steps that were judged
+    step_s: float  #: seconds of the usual step
+    workers: tuple[WorkerTimes, ...]  #: by rank
+    suspects: tuple[Suspect, ...]  #: the latest first; empty if all workers are equally fast
+    pauses: tuple[Pause, ...]  #: rare long steps
+    bound: str  #: one sentence about the largest part of the time
+    remedies: tuple[Remedy, ...] = ()  #: the greatest gain first
+    note: str = ""  #: the reason if remedies or names are missing
+
+
+CAUSES = {
+    "quota": "its control group's quota stops it",
+    "contention": "other processes take its processors",
+    "steal": "the hypervisor takes its processors",
+    "stopped": "it is stopped from outside",
+    "blocked": "it sleeps or blocks in its own code",
+    "data": "it waits for its data",
+    "batch": "its batches are heavier",
+    "collection": "Python's garbage collector runs",
+    "compilation": "torch.compile compiles again",
+    "memory": "it lacks memory and reads pages from disk",
+    "clock": "its processor runs at a lower clock rate",
+    "processor": "its processor takes longer for the same work",
+    "link": "its link is slow",
+}
+
+
+@dataclass(slots=True)
+class FactSums:
+    """The sums of a worker's facts."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    newest: dict[str, float] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)  # competing process → number of times seen
+
+    @classmethod
+    def of(cls, records: Iterable[FactsRecord]) -> FactSums:
+        made = cls()
+        for record in records:
+            for name, value in record.values.items():
+                made.sums[name] = made.sums.get(name, 0.0) + value
+            made.newest.update(record.values)
+            if record.others:
+                made.others[record.others] = made.others.get(record.others, 0) + 1
+        return made
+
+    def per_step(self, name: str) -> float:
+        steps = self.sums.get("steps", 0.0)
+        return self.sums.get(name, 0.0) / steps if steps else 0.0
+
+    @property
+    def still_s(self) -> float:
+        """The seconds per step that its thread slept outside of meetings."""
+        parts = self.per_step("exchange_s") + self.per_step("ran_s") + self.per_step("queued_s")
+        return max(0.0, self.per_step("whole_s") - parts)
+
+
+def judge(
+    run: str, iterations: Sequence[Iteration], facts: Mapping[int, FactSums], hosts: Mapping[int, str]
+) -> Explanation:
+    """Return the slow workers of a run, their causes, and the bound of the run. Remedies are added by the caller."""
+    known = [one for one in iterations[WARM_UP:] if math.isfinite(one.duration_s)]
+    if not known:
+        note = f"fewer than {WARM_UP + 2} steps are recorded: nothing can be compared"
+        return Explanation(run, 0, math.nan, (), (), (), "", note=note)
+    step_s = median(one.duration_s for one in known)
+    usual = [one for one in known if one.duration_s <= _PAUSE * step_s]
+    ranks = sorted(usual[-1].timings)
+    usual = [one for one in usual if sorted(one.timings) == ranks]
+    workers = tuple(_worker(rank, hosts.get(rank, ""), [one.timings[rank] for one in usual]) for rank in ranks)
+    suspects = list[Suspect]()
+    note = ""
+    if len(ranks) < 2:
+        note = "there is one worker, so there is none to compare it with"
+    elif len(usual) < LEAST_STEPS:
+        note = f"{len(usual)} steps are too few to name a worker: record {LEAST_STEPS} or more"
+    else:
+        suspects = _late(usual, workers, facts, step_s)
+        if not suspects and (slow := _slow_link(workers, facts, step_s)) is not None:
+            suspects.append(slow)
+    return Explanation(
+        run=run,
+        steps=len(known),
+        step_s=step_s,
+        workers=workers,
+        suspects=tuple(sorted(suspects, key=lambda one: -one.late_s)),
+        pauses=_pauses(known, step_s),
+        bound=_bound(workers, facts, step_s),
+        note=note,
+    )
+
+
+def _worker(rank: int, host: str, timings: Sequence[Timing]) -> WorkerTimes:
+    return WorkerTimes(
+        rank=rank,
+        host=host,
+        data_s=median(one.data_s for one in timings),
+        compute_s=median(one.compute_s for one in timings),
+        wait_s=median(one.wait_s for one in timings),
+        communicate_s=median(one.communicate_s for one in timings),
+    )
+
+
+def _late(
+    usual: Sequence[Iteration], workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], step_s: float
+) -> list[Suspect]:
+    found = []
+    for worker in workers:
+        late_s = [_lateness(one, worker.rank) for one in usual]
+        full = _on_a_full_machine(worker, workers, facts)
+        bar_s = step_s * (_LATE_IF_FULL if full else _LATE)
+        part = sum(one > bar_s / 2 for one in late_s) / len(late_s)
+        if median(late_s) >= bar_s and part >= _OFTEN and _certain(late_s):
+            cause, evidence = _cause(worker, workers, facts, median(late_s))
+            found.append(
+                Suspect(
+                    rank=worker.rank,
+                    host=worker.host,
+                    late_s=median(late_s),
+                    part_of_steps=part,
+                    cause=cause,
+                    evidence=evidence,
+                )
+            )
+    return found
+
+
+def _lateness(one: Iteration, rank: int) -> float:
+    """Return the seconds by which a worker's own work exceeded the median of the others'."""
+    others = [timing.local_s for other, timing in one.timings.items() if other != rank]
+    return one.timings[rank].local_s - median(others)
+
+
+def _certain(late_s: Sequence[float]) -> bool:
+    """Return whether the mean is above 0 by more than chance explains. Blocks are compared: neighbours are similar."""
+    size = max(1, len(late_s) // _BLOCKS)
+    means = [fmean(late_s[at : at + size]) for at in range(0, len(late_s) - size + 1, size)]
+    error = pstdev(means) / math.sqrt(len(means))
+    return fmean(means) > _CERTAIN * error
+
+
+def _on_a_full_machine(worker: WorkerTimes, workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums]) -> bool:
+    """Return whether the other workers of its machine lack processors as well."""
+    others = [one for one in workers if one.host == worker.host and one.rank != worker.rank]
+    if not others:
+        return False
+    return median(_queued_part(facts.get(one.rank, FactSums())) for one in others) >= _QUEUED
+
+
+def _queued_part(one: FactSums) -> float:
+    busy_s = one.per_step("ran_s") + one.per_step("queued_s")
+    return one.per_step("queued_s") / busy_s if busy_s else 0.0
+
+
+def _queued_per_ran(one: FactSums) -> float:
+    ran_s = one.per_step("ran_s")
+    return one.per_step("queued_s") / ran_s if ran_s else 0.0
+
+
+def _cause(
+    worker: WorkerTimes, workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], late_s: float
+) -> tuple[str, str]:
+    """Return the cause of a worker's lateness, and the sentence that shows it."""
+    mine = facts.get(worker.rank, FactSums())
+    others = [facts.get(one.rank, FactSums()) for one in workers if one.rank != worker.rank]
+
+    def excess(name: str) -> float:
+        return mine.per_step(name) - median(one.per_step(name) for one in others)
+
+    data_s = worker.data_s - median(one.data_s for one in workers if one.rank != worker.rank)
+    still_s = mine.still_s - median(one.still_s for one in others)
+    heavier = _ratio(mine.per_step("elements"), median(one.per_step("elements") for one in others))
+    enough_s = _COVERS * late_s
+    if data_s >= enough_s:
+        return "data", f"its batches take {_ms(data_s)} longer to load" + _data_source(excess, data_s)
+    if excess("collected_s") >= enough_s:
+        return "collection", f"the collector takes {_ms(mine.per_step('collected_s'))} of a step"
+    if excess("compiled_s") >= enough_s:
+        return "compilation", f"compiling takes {_ms(mine.per_step('compiled_s'))} of a step"
+    if excess("major_faults") >= _PAGES and still_s + excess("ran_s") + excess("queued_s") >= enough_s:
+        swapped = mine.newest.get("swapped_bytes", 0.0)
+        return (
+            "memory",
+            f"{mine.per_step('major_faults'):.0f} pages a step come from disk ({swapped / 1e6:.0f} MB swapped)",
+        )
+    compute_s = median(one.compute_s for one in workers if one.rank != worker.rank)
+    if heavier >= _HEAVIER and (heavier - 1) * compute_s >= enough_s:
+        return "batch", f"its batches have {heavier:.2f} times the elements of the others'"
+    # On a full machine more work waits longer as well, in proportion.
+    queued_s = mine.per_step("queued_s") - mine.per_step("ran_s") * median(_queued_per_ran(one) for one in others)
+    if queued_s >= enough_s:
+        return _without_processor(mine, queued_s, excess)
+    if still_s >= enough_s:
+        return _still(mine, still_s)
+    clock = _ratio(mine.newest.get("clock", 0.0), median(one.newest.get("clock", 0.0) for one in others))
+    if 0.0 < clock < 0.9:
+        return "clock", f"its processor runs at {clock:.0%} of the others' clock rate"
+    ran_s = mine.per_step("ran_s")
+    slower = _ratio(ran_s, ran_s - excess("ran_s"))
+    return "processor", f"the same work takes {slower:.2f} times the processor time of the others"
+
+
+def _data_source(excess: Callable[[str], float], data_s: float) -> str:
+    if excess("ran_s") + excess("queued_s") >= 0.5 * data_s:
+        return ", most of it in computing them"
+    read_bytes = excess("read_bytes")
+    return f", with {read_bytes / 1e6:.1f} MB read from disk" if read_bytes > 1e5 else ", most of it in waiting"
+
+
+def _without_processor(mine: FactSums, queued_s: float, excess: Callable[[str], float]) -> tuple[str, str]:
+    stopped = mine.sums.get("throttled", 0.0)
+    if stopped and excess("throttled_s") > 0.3 * queued_s:
+        cores = mine.newest.get("quota_cores")
+        limit = f" to {cores:.2g} of a processor" if cores is not None else ""
+        part = _ratio(mine.sums.get("throttled_s", 0.0), mine.sums.get("clock_s", 0.0))
+        return "quota", f"its control group limits it{limit} and stopped it for {part:.0%} of the time"
+    if _ratio(mine.sums.get("stolen_s", 0.0), mine.sums.get("clock_s", 0.0)) > 0.1:
+        return "steal", f"the hypervisor took {mine.sums['stolen_s']:.1f} s of processor time"
+    whose = max(mine.others, key=mine.others.__getitem__) if mine.others else "another process"
+    return "contention", f"it waits {_ms(mine.per_step('queued_s'))} of a step for a processor; {whose} runs there"
+
+
+def _still(mine: FactSums, still_s: float) -> tuple[str, str]:
+    if _ratio(mine.sums.get("late_s", 0.0), mine.sums.get("clock_s", 0.0)) >= _STOPPED:
+        return "stopped", f"all its threads did not run for {_ms(still_s)} of a step: a signal or a freezer stops it"
+    return "blocked", f"its thread sleeps for {_ms(still_s)} of a step, and does not wait for a processor"
+
+
+def _slow_link(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], step_s: float) -> Suspect | None:
+    """Return the worker whose connections are much slower than the others', if the exchange takes long."""
+    exchange_s = median(one.communicate_s for one in workers)
+    rates = {one.rank: link_rate(facts.get(one.rank, FactSums())) for one in workers}
+    if exchange_s < _EXCHANGING * step_s or any(not rate > 0 for rate in rates.values()):
+        return None
+    slowest = min(rates, key=rates.__getitem__)
+    usual = median(rate for rank, rate in rates.items() if rank != slowest)
+    if rates[slowest] > _SLOW_LINK * usual:
+        return None
+    worker = next(one for one in workers if one.rank == slowest)
+    again = facts[slowest].sums.get("sent_again", 0.0)
+    more = f"; {again:.0f} segments were sent again" if again else ""
+    return Suspect(
+        rank=slowest,
+        host=worker.host,
+        late_s=exchange_s * (1 - rates[slowest] / usual),
+        part_of_steps=1.0,
+        cause="link",
+        evidence=f"it sends {rates[slowest] / 1e6:.1f} MB/s, the others {usual / 1e6:.1f} MB/s{more}",
+    )
+
+
+def link_rate(one: FactSums) -> float:
+    """Return the bytes per second that a worker sends while it sends; NaN if unknown."""
+    return _ratio(one.sums.get("sent_bytes", 0.0), one.sums.get("sending_s", 0.0))
+
+
+def _pauses(known: Sequence[Iteration], step_s: float) -> tuple[Pause, ...]:
+    lost: dict[int, list[float]] = {}
+    for one in known:
+        if one.duration_s > _PAUSE * step_s:
+            slowest = max(one.timings, key=lambda rank: one.timings[rank].local_s)
+            lost.setdefault(slowest, []).append(one.duration_s - step_s)
+    whole_s = sum(one.duration_s for one in known)
+    made = [
+        Pause(rank=rank, steps=len(seconds), lost_s=sum(seconds), part=sum(seconds) / whole_s)
+        for rank, seconds in lost.items()
+    ]
+    return tuple(sorted(made, key=lambda one: -one.lost_s))
+
+
+def _bound(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], step_s: float) -> str:
+    """Return a sentence about the largest part of a step of the median worker."""
+    data_s = median(one.data_s for one in workers)
+    parts = {
+        "computing": median(one.compute_s for one in workers),
+        "loading data": data_s,
+        "waiting for other workers": median(one.wait_s for one in workers),
+        "communication": median(one.communicate_s for one in workers),
+    }
+    largest = max(parts, key=parts.__getitem__)
+    text = f"{largest.capitalize()} takes most of a step: {_ms(parts[largest])} of {_ms(step_s)}."
+    queued = median(_queued_part(facts.get(one.rank, FactSums())) for one in workers)
+    if largest == "computing" and queued >= _QUEUED:
+        text += f" For {queued:.0%} of it the workers wait for a processor: there are too many processes for the cores."
+    return text
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 else math.nan
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"

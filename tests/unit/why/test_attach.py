@@ -1,0 +1,92 @@
+"""The measurement in a worker: it sees the steps and changes no number of the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from uneven import journal
+from uneven.policy.core.records import FactsRecord, MeetingsRecord, StepRecord
+from uneven.testing.ranks import RankContext, ranks, run_ranks
+from uneven.why.start import attach
+
+STEPS = 12
+
+
+def trained(probed: str | None, *, passes: int = 1) -> list[float]:
+    torch.manual_seed(3)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)))
+    layers = [layer for layer in model.module if isinstance(layer, nn.Linear)]
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    optimizers = [torch.optim.SGD(weights, lr=0.1), torch.optim.Adam(biases)]
+    probe = attach(probed) if probed else None
+    data = TensorDataset(torch.randn(STEPS * passes * 4, 6), torch.randn(STEPS * passes * 4, 2))
+    for number, (x, y) in enumerate(DataLoader(data, batch_size=4), start=1):
+        last = number % passes == 0
+        model.require_backward_grad_sync = last
+        nn.functional.mse_loss(model(x), y).backward()
+        if last:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            with torch.no_grad():
+                model.module(x)
+    if probe is not None:
+        probe.close()
+    return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+
+
+def _both(me: RankContext, folder: str, passes: int) -> tuple[list[float], list[float]]:
+    return trained(None, passes=passes), trained(folder, passes=passes)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_the_weights_are_bit_equal_and_every_step_is_seen(passes: int, tmp_path: Path) -> None:
+    for without, measured in run_ranks(2, _both, tmp_path, passes):
+        assert without == measured
+    records = list(journal.read(tmp_path).records())
+    steps = [one for one in records if isinstance(one, StepRecord) and one.rank == 0]
+    assert [one.iteration for one in steps] == list(range(STEPS - 1))  # the first has no beginning
+    assert {one.batch for one in steps} == {4 * passes}
+    assert {one.global_batch for one in steps} == {8 * passes}  # completed from both workers' records
+    assert all(one.exchange_s > 0.0 for one in steps)
+    assert len(journal.iterations(records)) == STEPS - 1
+    assert any(isinstance(one, FactsRecord) for one in records)
+    assert not any(isinstance(one, MeetingsRecord) for one in records)  # one meeting a step
+
+
+@ranks(2)
+def test_an_error_in_the_measurement_ends_the_measurement_alone(me: RankContext, tmp_path: str) -> None:
+    probe = attach(Path(tmp_path) / str(me.rank))
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    probe._end_step = broken  # type: ignore[method-assign]
+    torch.manual_seed(3)
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(4):
+        layer(torch.ones(2)).sum().backward()
+        optimizer.step()
+    assert not probe.measures
+    again = attach(Path(tmp_path) / f"again-{me.rank}")
+    assert again.measures
+    again.close()
+
+
+@ranks(2)
+def test_a_loop_without_an_optimizer_has_steps(me: RankContext, tmp_path: str) -> None:
+    probe = attach(tmp_path)
+    for _ in range(40):
+        for size in (3, 5):
+            torch.distributed.all_reduce(torch.ones(size))
+    probe.close()
+    torch.distributed.barrier()
+    steps = [one for one in journal.read(Path(tmp_path)).ranks[me.rank] if isinstance(one, StepRecord)]
+    assert 20 <= len(steps) <= 40
