@@ -1,6 +1,7 @@
 """Facts about a worker and its machine that explain a slow step: read once a second, in a thread, without root.
 
-They come from ``/proc``, the worker's control group, its own sockets (``TCP_INFO``) and Python's garbage collector. A source that a system does not have is left out.
+They come from ``/proc``, the worker's control group, its own sockets (``TCP_INFO``) and Python's garbage collector. A
+source that a system does not have is left out.
 """
 
 from __future__ import annotations
