@@ -74,7 +74,7 @@ def test_runs_are_listed_with_the_next_command(
     rundir.create(Path("runs/begun"), {})
     rundir.create(Path("runs/damaged"), {})
     (Path("runs/damaged/journal")).mkdir()
-    (Path("runs/damaged/journal/rank00000.jsonl")).write_text('{"kind": "nosuch"}\n')
+    (Path("runs/damaged/journal/rank00000.jsonl")).write_text('{"kind": "step"}\n')
     Path("runs/tried").mkdir()
     Path("runs/tried/events.jsonl").touch()
     Path("runs/no run").mkdir()

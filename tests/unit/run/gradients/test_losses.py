@@ -47,7 +47,7 @@ SEEN: dict[str, tuple[Callable[[], Tensor], str]] = {
     "both": (lambda: F.cross_entropy(texts().transpose(1, 2), PADDED, weight=WEIGHT), r"weight\[y\[y != -100\]\]"),
     "padding": (lambda: flat(PADDED), r"\(y != -100\).sum\(\)"),
     "padding, and a penalty": (lambda: 0.5 * flat(PADDED) + LAYER.weight.pow(2).sum(), r"\(y != -100\).sum\(\)"),
-    "a sum": (lambda: F.cross_entropy(scores(), Y, reduction="sum"), r"nll_loss\(reduction='sum'\) .*summed\(\)"),
+    "a sum": (lambda: F.cross_entropy(scores(), Y, reduction="sum"), r"nll_loss\(reduction='sum'\) .*loss_sum\(\)"),
     "a scaled sum": (lambda: 1024 * F.mse_loss(scores(), WEIGHT.expand(B, -1), reduction="sum"), "mse_loss"),
     "one of two": (lambda: each().mean() + F.smooth_l1_loss(scores(), scores(), reduction="sum"), "smooth_l1_loss"),
     "a sum by hand": (lambda: each().sum(), "the loss is a sum"),
