@@ -80,7 +80,7 @@ def read_by_thread(session: Any) -> nn.Module:
     return model
 
 
-AGAIN = {"local": Refused("used again"), "asp": Refused("used again"), "shadow:ma": Agrees("at its own pace")}
+AGAIN = {"local": Refused("reused batch"), "asp": Refused("reused batch"), "shadow:ma": Agrees("at its own pace")}
 """Where exchanges parameters when the next batch is requested, an earlier one has been exchanged already."""
 
 
