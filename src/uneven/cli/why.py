@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,8 @@ def why(
         return
     from uneven.runtime import rundir
 
+    if shutil.which(target[0]) is None:
+        raise ConfigError(f"uneven why -- {target[0]}: it is not a run directory or a command")
     run = run_dir or rundir.new_path(_script(target), datetime.now())
     command = _with_run_directory(target, run)
     if command == target:
@@ -87,7 +90,7 @@ def variables(run: Path) -> dict[str, str]:
 
 
 def _script(target: list[str]) -> str:
-    return next((word for word in target if word.endswith(".py")), Path(target[0]).name) + "-why"
+    return Path(next((word for word in target if word.endswith(".py")), target[0])).stem + "-why"
 
 
 def _with_run_directory(target: list[str], run: Path) -> list[str]:
@@ -98,10 +101,8 @@ def _with_run_directory(target: list[str], run: Path) -> list[str]:
 
 
 def _train(command: list[str], run: Path, *, live: bool) -> int:
-    try:
-        process = subprocess.Popen(command, env={**os.environ, **variables(run)})
-    except OSError as error:
-        raise ConfigError(f"uneven why -- {command[0]}: {error.strerror}: name a run directory or a command") from error
+    process = subprocess.Popen(command, env={**os.environ, **variables(run)})
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # ends the training, not only its observer
     due_s = time.monotonic() + 10.0
     while True:
         try:
