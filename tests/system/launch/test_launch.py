@@ -300,7 +300,9 @@ model = torch.nn.Linear(1, 1)
 session.setup(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
 struck = pathlib.Path("struck")
 for step, (x,) in enumerate(session.loader(TensorDataset(torch.zeros(40, 1)), 4)):
+    until_s = time.monotonic() + 60
     while rank == 0 and not struck.exists():  # otherwise it may train on all samples before the other comes so far
+        assert time.monotonic() < until_s, "rank 1 has not come to its third batch"
         time.sleep(0.01)
     if rank == 1 and step == 2:
         struck.touch()
@@ -318,7 +320,7 @@ def test_a_launcher_does_not_wait_five_minutes_for_one_that_is_gone(tmp_path: Pa
     (port,) = quiet_ports(1)
     (tmp_path / "served.py").write_text(SERVED)
     words = ["-m", "uneven", "run", "--nproc", "1", "--nnodes", "2", "--master-port", port, "--run-dir", "run"]
-    words += ["--sync", "asp", "--timeout", "5"]
+    words += ["--sync", "asp", "--timeout", "10"]  # on a busy machine a start takes up to 5 s
     there = {**os.environ, "TMPDIR": str(tmp_path)}  # a launcher that is killed leaves its folder
     with ExitStack() as stack:
         first, second = (
