@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from rich.table import Table
 
 from uneven_bench import commands
 from uneven_bench.balancers import bench as balancers
@@ -22,7 +21,6 @@ def test_a_bench_takes_the_options_of_its_command(name: str) -> None:
     bench = import_module(inspect.getclosurevars(callback).nonlocals["where"])
     options = set(inspect.signature(callback).parameters) - {"json"} | {"progress"}
     assert set(inspect.signature(bench.run).parameters) == options
-    assert callable(bench.tables)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,6 @@ def test_the_first_line_says_how_long_that_form_takes(
     given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(balancers, "run", lambda progress, **options: options)
-    monkeypatch.setattr(balancers, "tables", lambda result: [Table(title="shown")])
 
     def command(quick: commands.Quick = False, json: commands.Json = False, case: commands.Case = None) -> None:
         """A bench."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from uneven.errors import ConfigError, DataError, JournalError, UnknownNameError
-from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace, updates
+from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, trace, updates
 from uneven_bench.elastic.judge import SampleCounts
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 from uneven_bench.elastic.merges import LoggedMerge, MergeLog
@@ -396,8 +394,6 @@ def test_a_run_that_nobody_goes_on_with_has_no_pause_and_says_so(tmp_path: Path)
     told = figures.told([figures.of(died, SINGLE, tmp_path)])
     assert told["pause_s"]["kill"] == {"count": 1, "median": None, "worst": None, "without_end": 1}
     assert told["survivors_ended"] == 2
-    found = {"torchft-ddp": {"torchft-ddp": told}}
-    assert "†1" in shown(figures.summary(found) | {"cases": found})
 
 
 def test_the_weights_at_the_end_are_compared_with_the_replay(tmp_path: Path) -> None:
@@ -409,26 +405,6 @@ def test_the_weights_at_the_end_are_compared_with_the_replay(tmp_path: Path) -> 
     assert figures.of(run, SMALL, tmp_path).replay_error == 0.0
     torch.save(wrong, tmp_path / "weights-2.pt")
     assert (figures.of(run, SMALL, tmp_path).replay_error or 0.0) > 1e-6
-
-
-def shown(result: dict[str, object]) -> str:
-    printed = io.StringIO()
-    left_out = {"torchft": "torchft is not installed"}
-    for table in page.tables({"left_out": left_out, "versions": {"torch": "2"}, **result}):
-        Console(width=112, file=printed).print(table)
-    return printed.getvalue()
-
-
-def test_the_tables_show_every_arm_and_say_who_is_left_out(tmp_path: Path) -> None:
-    told = figures.told([figures.of(played(), SINGLE, tmp_path)])
-    spot = {"goodput": 0.5, "useful": 7200, "changes": 2, "seconds": 20.0, "most": 3, "record": "a record", "lost": 0,
-            "twice": 0, "more_steps": 0, "lived": False}  # fmt: skip
-    ratio = {"ratio": 1.02, "ratios": [1.0, 1.02, 1.04], "step_s": [0.0459, 0.045]}
-    found = {"faults": {"uneven": told, "torchrun": told}, "spot-torchrun": spot, "spot-torchft": {},
-             "overhead": {"4MB": ratio}}  # fmt: skip
-    text = shown(figures.summary(found) | {"cases": found})
-    for part in ("uneven", "torchrun", "0.70", "7,200", "nobody was left", "1.020", "torchft is left out", "45.9 ms"):
-        assert part in text
 
 
 def test_a_case_that_does_not_exist_is_refused_and_a_rival_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from uneven.errors import DataError, UnknownNameError
 from uneven.policy.sync import policies
@@ -105,7 +103,7 @@ def test_batch_norm_is_evaluated_with_the_mean_of_the_sites_statistics() -> None
     assert not task.by_sample
 
 
-def test_each_part_runs_on_little_and_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_runs_on_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     monkeypatch.setattr(filters, "ENTRIES", 20_000)
     case = cases.LearningCase(
@@ -127,8 +125,4 @@ def test_each_part_runs_on_little_and_is_shown(monkeypatch: pytest.MonkeyPatch) 
     assert virtual["digits"]["20mbit"]["policies"]["gaia 10%"]["step_s"] > 0.069
     assert set(found["accuracy"]) == {"bn", "gn"}
     assert set(found["scout"]["100"]) >= {"bytes_vs_oracle", "bytes_vs_bsp", "accuracy_vs_bsp"}
-    console = Console(width=112, file=io.StringIO())
-    for table in bench.tables(found):
-        console.print(table)
-    assert "gaia 10%" in console.file.getvalue()  # type: ignore[attr-defined]
     assert told

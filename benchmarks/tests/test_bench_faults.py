@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from uneven.errors import ConfigError
 from uneven_bench.faults import bench
@@ -158,16 +157,6 @@ def test_a_run_that_is_not_resumed_uses_no_sample_twice_and_a_whole_one_leaves_n
     assert doubled(part, 1, whole=False) == []
     assert doubled(part, 1, whole=True) == [f"in epoch 0 {SAMPLES - 9} samples never"]
     assert doubled([*part, (0, 2, ALL[:2])], 1, whole=False) == ["in epoch 0 2 samples more than once"]
-
-
-def test_what_went_wrong_is_shown_with_how_to_play_it_again() -> None:
-    wrong = {"number": 17, "case": KILLED.words, "wrong": ["exit code 1, not 137"], "said": ""}
-    console = Console(width=200)
-    with console.capture() as shown:
-        for table in bench.tables({"seed": 5, "faults": 2, "right": 1, "resumed": 1, "wrong": [wrong]}):
-            console.print(table)
-    assert "1 of 2 as they have to end, 1 resumed" in shown.get()
-    assert "--seed 5 --only 17" in shown.get()
 
 
 def test_some_can_be_played_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from uneven.fleet.engine.fleet_state import STATE
 from uneven_bench.fleet import kill as bench
@@ -31,16 +30,6 @@ def test_who_is_killed_is_trained_and_nothing_twice(kind: str, tmp_path: Path) -
     assert not ended.value.code
     said = bench._judged(tmp_path, tmp_path, ("digits", 96, 1))
     assert said == {"trained": True, "steps_too_many": 0, "same": True}
-
-
-def test_the_result_is_shown() -> None:
-    one = {"kind": "run", "at_s": 1.0, "starts": 2, "trained": False, "steps_too_many": 3, "same": False}
-    console = Console(width=120)
-    with console.capture() as shown:
-        for table in bench.tables({"undisturbed_s": 2.0, "kills": [one], "all_finished": "0 of 1"}):
-            console.print(table)
-    assert "0 of 1 finished" in shown.get()
-    assert shown.get().split()[-6:] == ["run", "1.00", "2", "NO", "3", "NO"]
 
 
 def test_what_is_missing_or_too_much_is_seen(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uneven.policy.core.records import StepRecord
-from uneven_bench.overhead import decide, share_of, tables
+from uneven_bench.overhead import decide, share_of
 
 
 def step(rank: int, iteration: int, batch: int, control_s: float) -> StepRecord:
@@ -23,12 +23,5 @@ def test_workers_are_weighed_by_their_samples_and_the_start_does_not_count() -> 
     assert iteration_s == pytest.approx(0.1)
 
 
-def test_a_decision_is_made_and_shown() -> None:
-    seconds = decide(16, repeats=2)
-    assert seconds > 0
-    result = {
-        "share": {"4": 0.003}, "share_range": {"4": [0.002, 0.004]}, "iteration_s": {"4": 0.1},
-        "decide_s": {"16": seconds}, "bar_share": 0.005, "bar_decide_s": 0.002,
-    }  # fmt: skip
-    added, decided = tables(result)
-    assert added.row_count == decided.row_count == 1
+def test_a_decision_is_made() -> None:
+    assert decide(16, repeats=2) > 0

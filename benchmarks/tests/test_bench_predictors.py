@@ -160,4 +160,3 @@ def test_all_keys_are_there() -> None:
     assert result["spike_followed"]["last"] > result["spike_followed"]["ema"]
     assert result["step_delay_iterations"]["last"] == 1 < result["step_delay_iterations"]["ema"]
     assert told["ema"]["drift"].shape == (4, 60)
-    assert len(bench.tables(result)) == 5

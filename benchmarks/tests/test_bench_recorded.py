@@ -146,11 +146,6 @@ def test_recorded_figures_say_how_long_the_windows_are(tmp_path: Path) -> None:
     figures = predictors.recorded_figures({case.name: some}, told)
     assert figures["recorded_step_response"]["last"][:2] == pytest.approx([0.2, 1.0])
     assert figures["recorded_step_delay_iterations"] == {"last": 1}
-    scored, _ = predictors.score({case.name: case}, ("last",), lambda *_: None)
-    traits = predictors.tables({**scored, **figures})[3]
-    shown = {str(label): str(cell) for label, cell in zip(*(column.cells for column in traits.columns), strict=True)}
-    assert shown["a recorded step foreseen in its first iteration"] == "20%"
-    assert shown["and for the one 1 later"] == "100%"
 
 
 def test_folders_are_looked_at_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ import pytest
 
 from uneven.errors import DataError
 from uneven_bench.search import decisions
-from uneven_bench.search.bench import tables
-from uneven_bench.search.trainings import SHARES
 
 
 def test_trials_go_through_the_core() -> None:
@@ -18,9 +16,3 @@ def test_without_the_table_it_is_said_where_it_belongs(tmp_path: Path, monkeypat
     monkeypatch.setenv("UNEVEN_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"hpo/nasbench201_acc\.npz"):
         decisions.table()
-
-
-def test_what_was_not_measured_is_not_shown() -> None:
-    (said,) = tables({"overhead_ms": 1.0, "stopping_asha_agrees": None})
-    assert said.row_count == 1
-    assert sorted(SHARES, reverse=True) == list(SHARES)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import random
 from typing import Never
 
 import pytest
-from rich.console import Console
 
 from uneven.cluster.pure.describe.parse import from_toml
 from uneven.cluster.pure.describe.spec import Workload
 from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import LaunchError
 from uneven.policy.core.records import StepRecord
-from uneven_bench.worlds.bench import many, tables
+from uneven_bench.worlds.bench import many
 from uneven_bench.worlds.cases import calibration, cases
 from uneven_bench.worlds.compare import Pair, Race, close, iteration_s, summarize, summary, verdict
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of
@@ -143,24 +141,6 @@ def test_the_middle_pair_tells_the_error() -> None:
     assert found["error"] == pytest.approx(0.0)  # of 0.5, 1.0 and 1.1
     assert (found["simulated_s"], found["emulated_s"]) == (0.22, 0.20)
     assert found["emulated_range_s"] == [0.20, 0.30]
-
-
-def test_the_tables_show_every_case_what_agrees_and_what_was_left_out() -> None:
-    even, balanced = summary([Pair(0.30, 0.33)]), summary([Pair(0.100, 0.110), Pair(0.100, 0.090)])
-    compared = {"uphill": {"even": even, "lb-bsp": balanced}}
-    result = {
-        **summarize(compared, {"uphill": [Race(3.0, 3.0)]}), "left_out": ["a narrow link"], "workers_10000_s": 12.34,
-        "workers_10000_iterations": 100, "workers_10000_peak_bytes": 230e6, "events_per_s": 81_234.0,
-    }  # fmt: skip
-    console = Console(width=120, record=True, file=io.StringIO())
-    for table in tables(result):
-        console.print(table)
-    lines = console.export_text().splitlines()
-    first = next(line for line in lines if "uphill" in line)
-    assert first.split()[1:] == ["even", "300.0", "330.0", "9.1%", "lb-bsp", "lb-bsp"]
-    assert any("lb-bsp" in line and "100.0 [90.0 … 110.0]" in line for line in lines)
-    for shown in ("a narrow link", "12.3 s, 0.23 GB", "81,234", "100%"):
-        assert any(shown in line for line in lines), shown
 
 
 def test_a_large_simulation_tells_its_speed_and_memory() -> None:

@@ -1,6 +1,6 @@
 """``uneven bench NAME``: one command for each bench, which imports its modules only when it runs.
 
-A command is its options and its help alone. Its bench has ``run`` and ``tables`` in ``uneven_bench.NAME.bench``.
+A command is its options and its help alone. Its bench has ``run`` in ``uneven_bench.NAME.bench``.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ Command = Callable[..., None]
 
 
 def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str) -> Callable[[Command], Command]:
-    """Return a decorator that makes a command of its options and help. ``module``: with ``run`` and ``tables``, if it
-    has another name; ``whole``, ``case``, ``quick``: about how long these take on two cores; the help and the first
+    """Return a decorator that makes a command of its options and help. ``module``: with ``run``, if it has another
+    name; ``whole``, ``case``, ``quick``: about how long these take on two cores; the help and the first
     line of a run say so."""
     where = f"uneven_bench.{module or name.replace('-', '_') + '.bench'}"
 
@@ -70,6 +70,7 @@ def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str
         @wraps(command)
         def play(json: bool, **options: Any) -> None:
             from uneven_bench.harness.show import show
+            from uneven_bench.harness.tables import tables
 
             if "data" in options:
                 from uneven.cluster.virtual.datasets import images
@@ -79,7 +80,7 @@ def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str
             if not (options.get("only") or options.get("faults")):  # as long as the user's number of cases takes
                 sys.stderr.write(f"uneven: bench {name} takes about {takes}\n")
             found = import_module(where)
-            show(lambda told: found.run(progress=told, **options), found.tables, json)
+            show(lambda told: found.run(progress=told, **options), json, getattr(found, "tables", tables))
 
         one = f", with --case NAME {case}" if case else ""
         play.__doc__ = f"{inspect.getdoc(command)}\n\nTakes {whole}{one}, with --quick {quick}."

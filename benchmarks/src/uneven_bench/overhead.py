@@ -15,16 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from uneven import journal
 from uneven.policy.balance import LbBsp
 from uneven.policy.control import Decider, Report, ReportTable
 from uneven.policy.core.records import Record, StepRecord
 from uneven.policy.core.views import Limits
-from uneven_bench.harness.figures import in_turns, shown
+from uneven_bench.harness.figures import in_turns
 from uneven_bench.harness.program import program
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
@@ -121,23 +119,4 @@ def _reports(decider: Decider, speeds: list[float], number: int, rng: random.Ran
             split=decider.fingerprint(),
         )
         for share, speed in zip(decider.newest, now, strict=True)
-    ]
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    bar_ms = 1e3 * result["bar_decide_s"]
-    added = [
-        (
-            workers,
-            f"{1e3 * result['iteration_s'][workers]:.1f} ms",
-            shown([share, *result["share_range"][workers]], ".2%"),
-        )
-        for workers, share in result["share"].items()
-    ]
-    decided = [(f"{int(workers):,}", f"{1e3 * seconds:.2f}") for workers, seconds in result["decide_s"].items()]
-    return [
-        table_of(
-            f"Added to an iteration; the bar is {result['bar_share']:.1%}", ("workers", "iteration", "share"), added
-        ),
-        table_of(f"One decision; the bar is {bar_ms:g} ms for 1,000 workers", ("workers", "ms"), decided),
     ]

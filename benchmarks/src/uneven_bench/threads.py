@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import nn
 
 from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
-from uneven_bench.harness.figures import Spread, in_turns, shown
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.figures import Spread, in_turns
+from uneven_bench.harness.show import Progress
 from uneven_bench.workloads.base import WholeStretch, whole
 
 BATCH = 64
@@ -118,20 +117,3 @@ def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) 
         "loss": statistics.median(losses),
         "loss_range": [min(losses), max(losses)],
     }
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    found = []
-    for model, ways in result["cases"].items():
-        rows = [
-            (
-                way,
-                f"{row['samples_per_s']:,.0f}",
-                shown(row["of_plain"], unit=" ×"),
-                shown([row["loss"], *row["loss_range"]], ".4f"),
-            )
-            for way, row in ways.items()
-        ]
-        title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"
-        found.append(table_of(title, ("", "samples/s", f"of {PLAIN}", "held-out loss"), rows))
-    return found

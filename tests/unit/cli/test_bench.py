@@ -36,7 +36,7 @@ def test_a_bench_prints_tables_and_one_json_object(
     printed = capsys.readouterr().out.splitlines()
     result = json.loads(printed[-1])
     assert set(result["of_best"]["equal"]) == set(balancers.NAMES)
-    assert any("Share of the best split's speed" in line for line in printed[:-1])
+    assert any("of best" in line for line in printed[:-1])
 
 
 def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -> None:

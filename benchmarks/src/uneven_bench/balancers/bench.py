@@ -14,14 +14,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
-
 from uneven.policy.balance import balancers
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView, Observation
 from uneven.policy.predict import predictors
 from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
-from uneven_bench.harness.show import Progress, bold, table_of
+from uneven_bench.harness.show import Progress
 
 ITERATIONS = 400
 SETTLED = 100  # the last iterations of a run, in which it should have settled
@@ -107,20 +105,3 @@ def loop(
             )
         shares = newest
     return math.fsum(best_s) / math.fsum(took_s), math.fsum(best_s[-SETTLED:]) / math.fsum(took_s[-SETTLED:])
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    found = []
-    last = f"its last {result['settled_iterations']} iterations"
-    for key, words in (("of_best", "the whole run"), ("settled", last)):
-        rows = [
-            (
-                case,
-                f"{result['noise'][case]:.0%}",
-                *(bold(f"{one:.3f}", one == max(row.values())) for one in row.values()),
-            )
-            for case, row in result[key].items()
-        ]
-        title = f"Share of the best split's speed over {words}, mean of {result['seeds']} runs"
-        found.append(table_of(title, ("case", "noise", *next(iter(result[key].values()))), rows))
-    return found

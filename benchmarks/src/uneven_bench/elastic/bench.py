@@ -28,7 +28,6 @@ from uneven_bench.elastic.cases import (
 )
 from uneven_bench.elastic.figures import JudgedRun
 from uneven_bench.elastic.machines import Machines, why_no_machines
-from uneven_bench.elastic.page import tables as tables
 from uneven_bench.elastic.play import Played, playing
 from uneven_bench.elastic.spot import spot
 from uneven_bench.elastic.turns import overhead

@@ -28,10 +28,7 @@ from uneven_bench.far_sites.cases import (
     emulated,
 )
 from uneven_bench.far_sites.cases import learning as learning_cases
-from uneven_bench.far_sites.page import tables
 from uneven_bench.harness.show import Progress
-
-__all__ = ["CASES", "run", "tables"]
 
 CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
 TOLERANCE = 0.05

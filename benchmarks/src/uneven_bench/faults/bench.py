@@ -16,12 +16,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rich.table import Table
-
 from uneven.errors import ConfigError
 from uneven_bench.faults.cases import draw
 from uneven_bench.faults.play import play
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 
 FAULTS, FEW = 200, 16
 SEED = 28
@@ -110,12 +108,3 @@ def play_all(
 
 def _side_by_side() -> int:
     return (os.cpu_count() or 1) + 2
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    rows = [
-        (f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
-        for one in result["wrong"]
-    ]
-    counts = f"{result['right']} of {result['faults']} as they have to end, {result['resumed']} resumed"
-    return [table_of(f"Faults, seed {result['seed']}: {counts}", ("replay", "case", "wrong"), rows, show_lines=True)]

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 import uneven.fleet as fleet
 from uneven.errors import TrainingError
 from uneven.fleet.engine.fleet_options import Options
@@ -26,8 +24,8 @@ from uneven_bench.fleet.baseline import baseline, figures
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
-from uneven_bench.harness.figures import in_turns, shown
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.show import Progress
 
 SLOTS = 2
 METHODS = {
@@ -203,44 +201,3 @@ _COMPARED = {"baseline": "× baseline", "homogeneous": "× homog."} | {name: one
 
 def _speedup(over: str) -> str:
     return f"speedup_vs_{over.replace('-', '_')}"
-
-
-_HEADINGS = (
-    "took",
-    *_COMPARED.values(),
-    "preprocessing",
-    "saved ×",
-    "share",
-    "waiting",
-    "rounds",
-    "checkpoints",
-    "accuracy",
-)
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    found = []
-    for case, each in result["cases"].items():
-        title = (
-            f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
-            f"{result['slots']} slots; the plan takes {result['plan_gap_to_optimal']:.0%} longer than the best rounds"
-        )
-        rows = []
-        for name, one in each["methods"].items():
-            speedups = (each[_speedup(over)].get(name) for over in _COMPARED)
-            rows.append(
-                (
-                    name,
-                    shown([one["wall_s"], *one["wall_range_s"]], ".1f", " s"),
-                    *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
-                    f"{one['preprocess_cpu_s']:.1f} s",
-                    f"{each['preprocess_saving'][name]:.2f}",
-                    f"{one['sharing']:.1f}",
-                    f"{one['wait_share']:.0%}",
-                    f"{one['rounds']:.0f}",
-                    f"{one['checkpoint_share']:.1%}",
-                    shown([one["accuracy"], *one["accuracy_range"]], ".1%"),
-                )
-            )
-        found.append(table_of(title, ("method", *_HEADINGS), rows))
-    return found

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from uneven.errors import TrainingError
 from uneven.fleet.engine.fleet_options import Options, RunSnapshot
@@ -26,7 +25,7 @@ from uneven.fleet.engine.fleet_run import run as train
 from uneven.fleet.engine.fleet_state import RunState, folders, load
 from uneven.fleet.member import member_checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
-from uneven_bench.harness.killed import MOST_STARTS, begun, kills_table, strike, until_it_ends
+from uneven_bench.harness.killed import MOST_STARTS, begun, strike, until_it_ends
 from uneven_bench.harness.show import Progress
 
 KINDS = ("run", "member", "preprocessor")
@@ -104,13 +103,6 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if not one or not other:
         return False
     return all(torch.equal(one["model"][key], value) for key, value in other["model"].items())
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    title = f"kill -9: {result['all_finished']} finished; undisturbed, a training takes {result['undisturbed_s']:.1f} s"
-    columns = {"kind": "killed", "at_s": "after, s", "starts": "starts", "trained": "all trained"}
-    columns |= {"steps_too_many": "steps too many", "same": "same bits"}
-    return [kills_table(title, columns, result["kills"])]
 
 
 class _Killer:

@@ -20,6 +20,8 @@ from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,
     DEVICES,
     KINDS,
+    PAPER,
+    PAPER_ROUNDS,
     PER_NODE,
     PROFILED,
     curve,
@@ -33,7 +35,6 @@ from uneven_bench.fleet_plan.densest import DensestPlanner
 from uneven_bench.fleet_plan.learning import LearningPlanner
 from uneven_bench.fleet_plan.optimal import best_rounds, least_wall_s
 from uneven_bench.fleet_plan.page import plan_page
-from uneven_bench.fleet_plan.page import tables as tables
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 from uneven_bench.harness.figures import in_turns
@@ -73,7 +74,8 @@ def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str
     ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians over ``draws``;
     ``plan_gap_to_optimal``: method → excess time over the best rounds on small ensembles, ``median`` and ``worst``;
     ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, the case that those rounds are best for;
-    ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → description."""
+    ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → description; ``paper``: devices →
+    method → the paper's speed-up over Baseline, and ``rounds`` of FLEET-G."""
     devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
     kinds: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in KINDS}
     for name, count in in_turns(progress, "100 members", KINDS, devices):
@@ -95,7 +97,13 @@ def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str
         "small": {"members": SMALL_MEMBERS, "devices": SMALL_DEVICES, "ensembles": small},
         "profile_error": _profile_errors((80,) if quick else (20, 80, 160), draws, progress),
         "planning": plan_large(LARGE, LARGE),
+        "paper": _paper(devices),
     }
+
+
+def _paper(devices: Sequence[int]) -> dict[str, dict[str, float]]:
+    printed = PAPER | {"rounds": PAPER_ROUNDS}
+    return {str(count): {key: row[DEVICES.index(count)] for key, row in printed.items()} for count in devices}
 
 
 class Timed:

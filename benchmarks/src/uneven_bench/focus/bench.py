@@ -10,7 +10,6 @@ from uneven_bench.focus.baselines import Targets
 from uneven_bench.focus.clips import clips
 from uneven_bench.focus.compared import changed, compared
 from uneven_bench.focus.kills import kills
-from uneven_bench.focus.page import tables as tables
 from uneven_bench.focus.speed import speed
 from uneven_bench.harness.show import Progress
 

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 import uneven
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
-from uneven_bench.harness.figures import Spread, shown
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.show import Progress
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
@@ -154,30 +153,3 @@ def _unlike(quick: bool, told: Progress) -> dict[str, Any]:
     told("unlike", "a GPU beside a core", 0.0)
     found = run_ranks(2, unlike, 20 if quick else 60, timeout_s=240.0, join=False, fresh=True)[0]
     return {"unlike": found}
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    found = []
-    if "session_ratio" in result:
-        rows = []
-        for model, them in result["session_s"].items():
-            ratio = shown(result["session_ratio"][model], ".3f")
-            rows.append((model, *(f"{one * 1e3:.2f}" for one in them.values()), ratio))
-        found.append(table_of("A session's step", ("model", "plain ms", "session ms", "ratio"), rows))
-    for model, methods in result.get("second_order", {}).items():
-        rows = [
-            (
-                name,
-                *(f"{kinds[kind] * 1e3:.2f}" if kind in kinds else "" for kind in ("plain", "factor", "refresh")),
-                *(f"{one:.2f}" for one in result["second_order_vs_sgd"][model][name]),
-            )
-            for name, kinds in methods.items()
-        ]
-        columns = ("method", "plain ms", "factor ms", "refresh ms", "÷ SGD 1/10", "10/100")
-        found.append(table_of(f"Second order, {model}", columns, rows))
-    for case, title in (("pair", "Two workers on one GPU, 3 : 1"), ("unlike", "A GPU beside a core")):
-        if case in result:
-            rows = [(name, f"{taken_s * 1e3:.1f}") for name, taken_s in result[case].items()]
-            rows += [("limit", f"{result['pair_limit_s'] * 1e3:.1f}")] if case == "pair" else []
-            found.append(table_of(title, ("balance", "iteration ms"), rows))
-    return found

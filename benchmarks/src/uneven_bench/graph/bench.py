@@ -18,7 +18,6 @@ from uneven_bench.graph.cuts import cuts
 from uneven_bench.graph.graphs import FILES, bench_graph
 from uneven_bench.graph.kernels import geometric, kernel_cell
 from uneven_bench.graph.large import large
-from uneven_bench.graph.page import tables as tables
 from uneven_bench.graph.steps import learnt, step_cell
 from uneven_bench.graph.turns import keep_memory
 from uneven_bench.harness.show import Progress

@@ -46,12 +46,6 @@ class Spread:
         return [self.median, self.low, self.high]
 
 
-def shown(three: Sequence[float], form: str = ".2f", unit: str = "") -> str:
-    """Return a median and its middle half in words; the median alone if the others are equal."""
-    middle, low, high = three
-    return f"{middle:{form}}{unit}" + (f" [{low:{form}} … {high:{form}}]" if high > low else "")
-
-
 def in_turns(progress: Progress, phase: str, *each: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """Yield all combinations, the last one changes first, and report how far they are. The first is mostly a range of
     rounds, so that in each all others take turns."""

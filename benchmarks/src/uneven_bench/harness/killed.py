@@ -7,14 +7,10 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
-
-from rich.table import Table
 
 from uneven.errors import TrainingError
-from uneven_bench.harness.show import table_of
 
 MOST_STARTS = 5
 
@@ -44,15 +40,3 @@ def until_it_ends(*words: object, starts: int = 0) -> int:
         if child.returncode == 0:
             return number
     raise TrainingError(f"{words[0]} has not come to its end: {said[-500:]}")
-
-
-def kills_table(title: str, columns: Mapping[str, str], kills: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with a row for each kill. ``columns``: key → heading."""
-    said = {True: "yes", False: "NO"}
-    rows = []
-    for one in kills:
-        cells = [one[key] for key in columns]
-        rows.append(
-            [said[it] if isinstance(it, bool) else f"{it:.2f}" if isinstance(it, float) else it for it in cells]
-        )
-    return table_of(title, columns.values(), rows)

@@ -25,10 +25,7 @@ from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress
 from uneven_bench.harness.worker import staged
 from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, cases, short
-from uneven_bench.lb_bsp.page import tables
 from uneven_bench.lb_bsp.table import ratios, summarize, wait_share, walls
-
-__all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.lb_bsp.worker"
 

@@ -9,12 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from uneven.errors import UnknownNameError
-from uneven_bench.harness.figures import Spread, shown
+from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.program import program
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 
 CASES = ("packed", "padded", "evaluate")
 SHARES = "0.6,0.4,0.2,0.1"
@@ -70,24 +68,3 @@ def evaluated(rounds: Rounds) -> dict[str, Any]:
         "took_s": {arm: statistics.median(each) for arm, each in times_s.items()},
         "of_limit": {arm: asdict(Spread.ratio(limits_s, each)) for arm, each in times_s.items()},
     }
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    found = []
-    for case in CASES:
-        if case == "evaluate" and case in result:
-            columns: tuple[str, ...] = ("", "seconds", "of limit")
-            rows = [
-                (arm, f"{taken_s:.2f}", shown([*result[case]["of_limit"][arm].values()]))
-                for arm, taken_s in result[case]["took_s"].items()
-            ]
-        elif case in result:
-            columns, gain = ("shares by", "letters/s", "gain"), shown([*result[case]["gain"].values()])
-            rows = [
-                (arm, f"{per_s:,.0f}", gain if arm == "costs" else "1.00")
-                for arm, per_s in result[case]["letters_per_s"].items()
-            ]
-        else:
-            continue
-        found.append(table_of(f"{case}, {result['rounds']} rounds; middle half in brackets", columns, rows))
-    return found

@@ -14,14 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from uneven.cluster.emulate.capabilities import why_no_latency
 from uneven.errors import LaunchError
 from uneven.testing.ranks import stop_pool
 from uneven_bench.elastic.machines import why_no_machines
 from uneven_bench.faults.bench import numbers_of, play_all
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 from uneven_bench.machines.cases import draw
 from uneven_bench.machines.clock import build
 from uneven_bench.machines.play import play
@@ -89,13 +87,3 @@ def _left() -> set[str]:
         with suppress(OSError):
             found.add(os.readlink(one))
     return {one for one in found if one.startswith(("mount ", "net:"))}
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    rows = [
-        (f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
-        for one in result["ends"]
-    ]
-    counts = f"{result['right']} of {result['faults']} as they have to end, {result['lost']} samples lost"
-    title = f"Machines, seed {result['seed']}: {counts}, {result['twice']} twice"
-    return [table_of(title, ("replay", "case", "wrong"), rows, show_lines=True)]

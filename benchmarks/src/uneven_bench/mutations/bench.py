@@ -17,11 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
-
 from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 
 EACH = 800  # inputs for each target; there are eight
 QUICK_EACH = 50
@@ -112,15 +110,3 @@ def _watch(
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    targets = result["targets"]
-    rows = [
-        (name, *(f"{one:,}" for one in (row["taken"], row["refused"], len(row["faults"]))))
-        for name, row in targets.items()
-    ]
-    faults = [(name, number, why) for name, row in targets.items() for number, why in row["faults"].items()]
-    title = f"{result['inputs']:,} mutated inputs, seed {result['seed']}"
-    found = [table_of(title, ("input", "taken", "refused", "faults"), rows)]
-    return [*found, table_of("Faults", ("input", "number", "fault"), faults)] if faults else found

@@ -13,7 +13,6 @@ from uneven_bench.harness.worker import staged
 from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
 from uneven_bench.preconditioners.hooks import hook_overhead
-from uneven_bench.preconditioners.page import tables as tables
 from uneven_bench.preconditioners.planned import planned
 
 _WORKER = "uneven_bench.preconditioners.worker"

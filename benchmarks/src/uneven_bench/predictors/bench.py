@@ -12,11 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from uneven.errors import ConfigError
 from uneven.policy.predict import predictors
-from uneven_bench.harness.show import Progress, bold, table_of
+from uneven_bench.harness.show import Progress
 from uneven_bench.predictors.cases import ITERATIONS, Floats, PredictorCase, announced, synthetic
 from uneven_bench.predictors.page import write_page
 from uneven_bench.predictors.play import (
@@ -159,33 +157,4 @@ def _best(
             "auto_regret": max(regret.values()),
             "auto_regret_rmse": max(regret_rmse.values()),
         }
-    return found
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    names, found = list(result["rmse"]), []
-    for key, title, form, per_cent in (
-        ("iteration_s", "Time of a BSP iteration ÷ that of right predictions", ".3f", False),
-        ("rmse", "Error of the next iteration's speed, % of the mean speed", ".2f", True),
-        ("rmse_ahead", f"The same, {result['ahead']} iterations ahead", ".2f", True),
-    ):
-        rows = []
-        for case, limit in result["limit_s"].items():
-            values = [result[key][name][case] * (100.0 if per_cent else 1.0 / limit) for name in names]
-            rows.append((case, *(bold(f"{value:{form}}", value == min(values)) for value in values)))
-        found.append(table_of(title, ("", *names), rows))
-    traits = [
-        ("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names)),
-        ("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names)),
-        ("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names)),
-    ]
-    if responses := result.get("recorded_step_response"):
-        for late in (0, 1, 2, 4):
-            words = f"and for the one {late} later" if late else "a recorded step foreseen in its first iteration"
-            traits.append((words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1])))
-    found.append(table_of("What they follow", ("", *names), traits))
-    if MIXTURE in names:
-        regret = (f"{result['auto_regret']:.3f}", f"{result['auto_regret_rmse']:.3f}")
-        title = "The mixture ÷ the best single one in hindsight, worst case"
-        found.append(table_of(title, ("iteration time", "error"), [regret]))
     return found

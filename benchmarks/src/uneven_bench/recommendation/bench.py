@@ -22,10 +22,10 @@ from uneven.runtime.jobs import Command
 from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.harness.figures import in_turns
 from uneven_bench.harness.show import Progress
+from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
-from uneven_bench.recommendation.page import tables as tables
 from uneven_bench.recommendation.quality import quality
 from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
@@ -94,6 +94,22 @@ class MeasuredTrainers:
     per_s: tuple[float, ...]  # examples a second of each trainer
     trainer_us: float  # processor time of the trainers a sample
     server_us: float  # of the table server
+
+
+BARS = {
+    "8": "≥ 0.94 (scaling)",
+    "share_evenness": "≥ 0.8",
+    "beside_slow": "≥ 0.98",
+    "vs_one_process": "≥ 1.5",
+    "vs_ddp_sparse": "≥ 8",
+    "trainer_cpu_ratio": "≤ 1.15",
+    "server_us_per_sample": "≤ 10",
+    "logloss_vs_undisturbed": "≤ +1 %",
+    "logloss_vs_synchronous": "≤ +1 %",
+    "logloss_vs_sequential": "≤ +3 %",
+    "stall": "≤ 2 %",
+}
+tables = partial(harness_tables, bars=BARS)
 
 
 def run(quick: bool, progress: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:

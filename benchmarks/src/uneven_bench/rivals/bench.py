@@ -13,12 +13,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from rich.table import Table as Shown
 
 from uneven.policy.balance import balancers
 from uneven_bench.balancers.rivals import RIVALS, Lbb
 from uneven_bench.harness.data import job_times, machine_use
-from uneven_bench.harness.show import Progress, bold, table_of
+from uneven_bench.harness.show import Progress
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
@@ -129,49 +128,3 @@ def recordings() -> dict[str, Table]:
     jobs, use = job_times(), machine_use("google2011_vm_cpu_mem")
     found = {} if jobs is None else {"jobs": jobs}
     return found if use is None else found | {"use": use[:, list(GOOGLE_ROWS)]}
-
-
-def tables(result: dict[str, Any]) -> list[Shown]:
-    names = list(result["cases"])
-    rows = [
-        (
-            bold(method, method == result["ours"]),
-            *(
-                bold(f"{result['cases'][name][method]['of_limit']:.3f}", method == result["best_rival"][name])
-                for name in names
-            ),
-        )
-        for method in result["cases"][names[0]]
-    ]
-    for key, words in (("gain_over_best_rival", "÷ best rival"), ("of_foreseen", "÷ foreseen")):
-        rows.append((bold(words, False), *(bold(f"{result[key][name]:.3f}", False) for name in names)))
-    columns = ("", *(name.replace(" ", "\n").replace("band", "band-\n") for name in names))
-    title = "Of the limit: the oracle's time ÷ theirs, for as many samples"
-    flickers = [
-        (name, f"{held} iterations", *(f"{value:.3f}" for value in arms.values()))
-        for name, each in result["flicker"].items()
-        for held, arms in each.items()
-    ]
-    changing = table_of("Of the limit, under load that changes", ("load", "every", OURS, "together"), flickers)
-    return [
-        table_of(title, columns, rows, narrow=True),
-        changing,
-        *(_one(name, each) for name, each in result["cases"].items()),
-    ]
-
-
-def _one(name: str, methods: dict[str, dict[str, Any]]) -> Shown:
-    rows = [
-        (
-            method,
-            f"{row['iteration_s'] * 1e3:.1f}",
-            f"{row['of_limit']:.3f}",
-            f"{row['waiting']:.1%}",
-            f"{row['lost']:.1%}" if row["lost"] else "",
-            f"{row['samples']:.2f}",
-            row["best"],
-        )
-        for method, row in methods.items()
-    ]
-    headings = ("ms per\niteration", "of\nlimit", "waiting", "thrown\naway", "samples\n÷ X", "best in\nhindsight")
-    return table_of(name, ("", *headings), rows, narrow=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import torch
-from rich.table import Table
 
 from uneven import search
 from uneven.errors import UnknownNameError
@@ -28,7 +27,7 @@ from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
 from uneven_bench.harness.figures import Spread, in_turns
 from uneven_bench.harness.ray_rival import ray_cluster
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
 from uneven_bench.search import decisions, rivals, trainings
 
 MAX_T = 9
@@ -41,9 +40,9 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
     """Measure all cases. Result: ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes``
     (growth of the searching process with each trial, its result held), ``overhead_ray_ms``, ``overhead_optuna_ms``,
     ``overhead_syne_tune_ms``, ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``, ``real``
-    (case → method → figures), ``targets`` (of each round: the lowest of the methods' best accuracies),
-    ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
-    ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
+    (case → method → figures of each round), ``real_medians``, ``targets`` (of each round: the lowest of the methods'
+    best accuracies), ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over
+    shared) and ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
     ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose last
     trials get help from idle slots. Rivals that are not installed are left out. Raises UnknownNameError: no such
     case."""
@@ -171,6 +170,13 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
                 cases[case].setdefault(method, []).append(each.figures(targets[case][-1]))
     return {
         "real": cases,
+        "real_medians": {
+            case: {
+                method: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+                for method, rows in methods.items()
+            }
+            for case, methods in cases.items()
+        },
         "targets": targets,
         "trials_at_once": rivals.SLOTS,
         "trials": trials,
@@ -267,34 +273,3 @@ def _virtual_gain(space: Space, trials: int, seed: int) -> float:
             placer=Placer(placing_named(placing)),
         ).end_s
     return ends_s["first-come"] / ends_s["planned"]
-
-
-def tables(found: dict[str, Any]) -> list[Table]:
-    said = [
-        (key.replace("_", " "), f"{found[key]:,.2f}")
-        for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
-                    "memory_per_trial_bytes", "core_10000_s", "unequal_gain", "team_gain")
-        if key in found
-    ]  # fmt: skip
-    if found.get("stopping_asha_agrees"):
-        agrees = found["stopping_asha_agrees"]
-        said.append(("streams that ASHA decides as Ray does", f"{agrees['agree']} of {agrees['of']}"))
-    best = [
-        (name, who, f"{row['accuracy']:.2f}", f"{row['lowest']:.2f} … {row['highest']:.2f}", f"{row['epochs']:.0f}")
-        for name, rows in found.get("quality", {}).items()
-        for who, row in rows.items()
-    ]
-    real = [
-        (case, method, *(f"{statistics.median(row[key] for row in rows):.1f}"
-                         for key in ("target_s", "end_s", "prepared_s", "epochs")))
-        for case, methods in found.get("real", {}).items()
-        for method, rows in methods.items()
-        if rows
-    ]  # fmt: skip
-    made = [table_of("A search", ("", "figure"), said)]
-    if best:
-        made.append(table_of("On the table", ("scheduler", "whose", "accuracy, %", "range", "epochs"), best))
-    if real:
-        columns = ("case", "method", "to target, s", "in all, s", "preparing, s", "epochs")
-        made.append(table_of("A real search", columns, real))
-    return made

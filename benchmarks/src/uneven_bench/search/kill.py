@@ -21,13 +21,12 @@ from typing import Any
 
 import psutil
 import torch
-from rich.table import Table
 
 from uneven import search
 from uneven.errors import TrainingError
 from uneven.search.search_events import EVENTS, read_events
 from uneven_bench.fleet.cases import Sample, light
-from uneven_bench.harness.killed import begun, kills_table, strike, until_it_ends
+from uneven_bench.harness.killed import begun, strike, until_it_ends
 from uneven_bench.harness.show import Progress
 from uneven_bench.search import trainings
 
@@ -147,12 +146,6 @@ def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random
         there = sorted(int(path.name) for path in (directory / "preparers").iterdir())
     there = [pid for pid in there if pid == child or (pid in family and psutil.pid_exists(pid))]
     return strike(there, draw)
-
-
-def tables(found: dict[str, Any]) -> list[Table]:
-    title = f"{found['all_same']} of {found['of']} searches ended as the undisturbed one, none trained twice"
-    columns = ("kind", "after", "hit", "starts", "same", "reports_twice", "epochs_again")
-    return [kills_table(title, {name: name.replace("_", " ") for name in columns}, found["kills"])]
 
 
 if __name__ == "__main__":

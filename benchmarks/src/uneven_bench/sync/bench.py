@@ -24,10 +24,7 @@ from uneven.policy.sync import carried
 from uneven_bench.harness.show import Progress
 from uneven_bench.harness.worker import staged
 from uneven_bench.sync.cases import EVERY, SyncCase, cases, few, package_of, short
-from uneven_bench.sync.page import tables
 from uneven_bench.sync.table import overall, summarize
-
-__all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.sync.worker"
 

@@ -30,11 +30,9 @@ from uneven_bench.harness.program import program
 from uneven_bench.harness.show import Progress
 from uneven_bench.recorded.runs import emulate
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
-from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary, tables
+from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of
 from uneven_bench.worlds.worker import WIDTH
-
-__all__ = ["run", "tables"]
 
 SETTLED = CHANGE_AT + 45  # the first iteration that counts: the split has been found, after a change as well
 QUICK = "steady shares"  # the case of ``--quick``

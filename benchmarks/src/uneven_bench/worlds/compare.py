@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from uneven.policy.core.records import Record, StepRecord
-from uneven_bench.harness.figures import shown
-from uneven_bench.harness.show import table_of
 
 BALANCERS = ("even", "lb-bsp")
 
@@ -97,38 +93,3 @@ def verdict(gains: Sequence[float]) -> str:
     if abs(middle - 1.0) < TIE or (len(gains) >= TOLD and min(gains) <= 1.0 <= max(gains)):
         return "neither"
     return BALANCERS[middle > 1.0]
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    rows = []
-    for name, case in result["cases"].items():
-        for balance, one in case.items():
-            first = balance == BALANCERS[0]
-            verdicts = [result["faster"][name][world] if first else "" for world in Race._fields]
-            emulated = shown([1e3 * s for s in (one["emulated_s"], *one["emulated_range_s"])], ".1f")
-            rows.append(
-                (
-                    name if first else "",
-                    balance,
-                    f"{one['simulated_s'] * 1e3:.1f}",
-                    emulated,
-                    f"{one['error']:.1%}",
-                    *verdicts,
-                )
-            )
-    told = [
-        ("error, median", f"{result['median_error']:.1%}"),
-        ("error, worst", f"{result['worst_error']:.1%}"),
-        ("cases in which both say which is faster", f"{result['rank_agreement']:.0%}"),
-        *([("left out, for they need root", ", ".join(result["left_out"]))] if result["left_out"] else []),
-        (
-            f"{result['workers_10000_iterations']} iterations of 10,000 workers",
-            f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
-        ),
-        ("events per second there", f"{result['events_per_s']:,.0f}"),
-    ]
-    columns = ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated")
-    return [
-        table_of("Simulated and emulated: median ms per iteration", columns, rows),
-        table_of("How well they agree", ("", "measured"), told),
-    ]
