@@ -18,7 +18,8 @@ from uneven.policy.balance import balancers
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView, Observation
 from uneven.policy.predict import predictors
-from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
+from uneven_bench.balancers.devices import CASES, Device, DeviceCase, noisy_s, slowest_s
+from uneven_bench.balancers.earliest import earliest
 from uneven_bench.harness.show import Progress
 
 ITERATIONS = 400
@@ -72,7 +73,8 @@ def loop(
         devices = case.at(k)
         took_s.append(slowest_s(devices, shares))
         if devices not in best:
-            best[devices] = slowest_s(devices, best_split(devices, case.global_batch, limits))
+            seconds = [device.seconds for device in devices]
+            best[devices] = slowest_s(devices, earliest(seconds, case.global_batch, limits))
         best_s.append(best[devices])
         for i, (device, x) in enumerate(zip(devices, shares, strict=True)):
             local_s = noisy_s(device.local_s(x), case.noise, rng)

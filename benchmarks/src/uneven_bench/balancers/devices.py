@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -73,19 +72,6 @@ class DeviceCase:
 def slowest_s(devices: Sequence[Device], shares: Sequence[int]) -> float:
     """Return the seconds of an iteration without noise."""
     return max(device.seconds(x) for device, x in zip(devices, shares, strict=True))
-
-
-def best_split(devices: Sequence[Device], total: int, limits: Limits) -> tuple[int, ...]:
-    """Return the fastest split: each sample goes to the worker that would finish earliest with it."""
-    shares = list(limits.lower)
-    heap = [(d.seconds(x + 1), i) for i, (d, x) in enumerate(zip(devices, shares, strict=True)) if x < limits.upper[i]]
-    heapq.heapify(heap)
-    for _ in range(total - sum(shares)):
-        _, i = heapq.heappop(heap)
-        shares[i] += 1
-        if shares[i] < limits.upper[i]:
-            heapq.heappush(heap, (devices[i].seconds(shares[i] + 1), i))
-    return tuple(shares)
 
 
 def noisy_s(local_s: float, noise: float, rng: random.Random) -> float:

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from uneven.policy.balance import balancers
 from uneven.policy.core.registry import parse_spec
 from uneven.policy.core.views import Limits
+from uneven_bench.balancers.earliest import earliest
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
-from uneven_bench.balancers.rivals.fastest import fastest_finish
 from uneven_bench.harness.worker import StageWorker, work
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm, TogetherArm
 from uneven_bench.lb_bsp.cases import LIMIT, OURS, SLOW, TOGETHER, LbBspCase, corrected, oracle_costs
@@ -147,8 +147,9 @@ class _LbBspRun:
             if self._worked_s is not None:
                 cost, share = self._costs[self._rank], case.shares_at(0)[self._rank]
                 self._costs = self._gather(corrected(cost, self._worked_s, arm.split[self._rank], share))
-            costs = oracle_costs(self._costs, case.shares_at(0), case.shares_at(number))
-            arm.take(fastest_finish(*costs, case.global_batch, Limits.uniform(self._size, case.global_batch)))
+            costs = zip(*oracle_costs(self._costs, case.shares_at(0), case.shares_at(number)), strict=True)
+            seconds = [Cubic(*cost).seconds for cost in costs]
+            arm.take(earliest(seconds, case.global_batch, Limits.uniform(self._size, case.global_batch)))
 
     def _interleave(self) -> dict[str, dict[int, Block]]:
         """Return arm → round → block."""

@@ -11,9 +11,9 @@ from uneven.policy.balance.balancer import Balancer, balancers
 from uneven.policy.control import Controller, Decider, Forecaster, Loopback
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven.policy.predict import predictors
+from uneven_bench.balancers.earliest import earliest
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
-from uneven_bench.balancers.rivals.fastest import fastest_finish
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
 
@@ -84,7 +84,8 @@ def _knowing(case: RivalCase, slow: Factors) -> RivalOutcome:
             )
         ]
         slopes_s = [factor * slope_s for factor, slope_s in zip(factors, case.per_sample_s, strict=True)]
-        _iteration(case, k, fastest_finish(fixed_s, slopes_s, case.global_batch, limits), totals)
+        seconds = [Cubic(*cost).seconds for cost in zip(fixed_s, slopes_s, strict=True)]
+        _iteration(case, k, earliest(seconds, case.global_batch, limits), totals)
     return totals.outcome()
 
 

@@ -14,7 +14,8 @@ from uneven.policy.balance import Numerical
 from uneven.policy.core.actions import Split
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven_bench.balancers.bench import loop
-from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, slowest_s
+from uneven_bench.balancers.devices import CASES, Device, DeviceCase, slowest_s
+from uneven_bench.balancers.earliest import earliest
 
 Seconds = Callable[[int, int], float]
 """Place and samples → seconds of an iteration."""
@@ -135,7 +136,7 @@ def test_the_bandwidth_cut_is_repaired() -> None:
     loop(case, "numerical", 0, lambda *row: told.append(row))
     before, after = told[149][1], told[-1][1]
     assert after[1] < before[1] - 8, "the samples of the one that is cut go elsewhere"
-    best_s = slowest_s(case.at(399), best_split(case.at(399), case.global_batch, case.limits))
+    best_s = slowest_s(case.at(399), earliest([one.seconds for one in case.at(399)], case.global_batch, case.limits))
     assert best_s / slowest_s(case.at(399), after) > 0.93
     assert slowest_s(case.at(399), before) > 1.1 * slowest_s(case.at(399), after)
     phases = [words.split(":")[0] for k, _, words in told if k < 150]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,8 @@ from uneven.errors import ConfigError
 from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven.testing.contracts import BalancerContract
-from uneven_bench.balancers.rivals.cubic import Cubic, even_finish
+from uneven_bench.balancers.earliest import earliest
+from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.balancers.rivals.lbb import Lbb, one_sample, refit, straggling
 
 LOOSE = Limits.uniform(4, 1000)
@@ -43,18 +45,32 @@ def test_a_profile_never_starts_below_zero() -> None:
 
 def test_the_profile_splits_so_that_all_finish_together() -> None:
     costs = [Cubic(0.1, 0.01), Cubic(0.0, 0.01), Cubic(0.0, 0.005, 1e-5)]
-    shares = even_finish(costs, 100, Limits.uniform(3, 100))
+    seconds = [cost.seconds for cost in costs]
+    shares = earliest(seconds, 100, Limits.uniform(3, 100))
     times = [cost.seconds(x) for cost, x in zip(costs, shares, strict=True)]
     assert sum(shares) == 100
     assert max(times) - min(times) < 0.011
-    assert even_finish(costs, 100, Limits(lower=(30, 1, 1), upper=(100, 100, 40)))[0] == 30
+    assert earliest(seconds, 100, Limits(lower=(30, 1, 1), upper=(100, 100, 40)))[0] == 30
 
 
 def test_a_cubic_that_falls_does_not_draw_everything() -> None:
     falling = Cubic(0.0, 0.02, -2e-4)  # rises up to 50, falls from there
-    shares = even_finish([falling, Cubic(0.0, 0.01)], 120, Limits.uniform(2, 120))
+    shares = earliest([falling.seconds, Cubic(0.0, 0.01).seconds], 120, Limits.uniform(2, 120))
     assert sum(shares) == 120
     assert shares[1] >= 49, "where it falls, its largest value counts"
+
+
+def test_no_split_finishes_earlier_and_of_equals_the_lower_rank_takes_a_sample() -> None:
+    costs, limits = [Cubic(0.3, 0.1), Cubic(0.0, 0.2), Cubic(0.1, 0.05)], Limits(lower=(0, 1, 0), upper=(8, 8, 5))
+
+    def finish(split: tuple[int, ...]) -> float:
+        return max(cost.seconds(x) for cost, x in zip(costs, split, strict=True) if x)
+
+    splits = [one for one in itertools.product(range(9), range(1, 9), range(6)) if sum(one) == 12]
+    assert finish(earliest([cost.seconds for cost in costs], 12, limits)) == min(map(finish, splits))
+    assert earliest([Cubic(0.0, 0.1).seconds] * 2, 13, Limits.uniform(2, 13)) == (7, 6)
+    with pytest.raises(ConfigError, match="global batch of 40"):
+        earliest([cost.seconds for cost in costs], 40, limits)
 
 
 def test_se_is_the_range_over_the_mean() -> None:

@@ -1,11 +1,10 @@
-"""What ``proportional`` and ``fastest_finish`` compute, in plain Python, slow and without checks, for tests.
+"""What ``proportional`` computes, in plain Python, slow and without checks, for tests.
 
 The same formulas in the same order, so the shares must be identical, in the last bit too.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
 
@@ -53,31 +52,6 @@ def known(weights: list[float]) -> list[float]:
     scaled = [math.ldexp(weight, -math.frexp(top)[1]) for weight in weights]
     mean = math.fsum(weight for weight in scaled if weight == weight) / len(numbers)
     return [weight if weight > 1e-100 else 0.0 for weight in (mean if w != w else w for w in scaled)]
-
-
-def fastest_finish(a: list[float], b: list[float], total: int, limits: Limits) -> list[int]:
-    """Rounded down at once or a little later, then one sample at a time to whoever finishes first with it."""
-    lines = Lines([1.0 / cost for cost in b], [over / cost for over, cost in zip(a, b, strict=True)], total, limits)
-    level, exact = lines.solve()
-    shares = [int(x) for x in exact]
-    left = total - sum(shares)
-    if left > len(shares) // 8:
-        columns = zip(lines.slopes, limits.lower, exact, limits.upper, strict=True)
-        growth = math.fsum(slope for slope, low, x, high in columns if low < x < high)
-        later = [int(x) for x in lines.at(level + 0.9 * left / growth)]
-        if sum(later) <= total:
-            shares, left = later, total - sum(later)
-    heap = [(a[i] + b[i] * (x + 1), i) for i, x in enumerate(shares) if x < limits.upper[i]]
-    heapq.heapify(heap)
-    for _ in range(left):
-        _, i = heapq.heappop(heap)
-        shares[i] += 1
-        if shares[i] < limits.upper[i]:
-            heapq.heappush(heap, (a[i] + b[i] * (shares[i] + 1), i))
-    for _ in range(-left):
-        last = max((a[i] + b[i] * x, i) for i, x in enumerate(shares) if x > limits.lower[i])[1]
-        shares[last] -= 1
-    return shares
 
 
 @dataclass

@@ -19,7 +19,6 @@ from uneven.policy.core import apportion
 from uneven.policy.core.apportion import MOST_SAMPLES, proportional
 from uneven.policy.core.exact import column
 from uneven.policy.core.views import Limits
-from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 MANY = settings(max_examples=200)
 
@@ -59,19 +58,6 @@ def by_the_book(weights: list[int], total: int, limits: Limits) -> tuple[int, ..
     for i in order[: total - sum(shares)]:
         shares[i] += 1
     return tuple(shares)
-
-
-def one_by_one(a: list[float], b: list[float], total: int, limits: Limits) -> float:
-    """Finish time of the greedy rule of the LB-BSP specification, §1.5."""
-    shares = list(limits.lower)
-    for _ in range(total - sum(shares)):
-        i = min((a[i] + b[i] * (x + 1), i) for i, x in enumerate(shares) if x < limits.upper[i])[1]
-        shares[i] += 1
-    return finish(a, b, shares)
-
-
-def finish(a: list[float], b: list[float], shares: list[int] | tuple[int, ...]) -> float:
-    return max(a_i + b_i * x for a_i, b_i, x in zip(a, b, shares, strict=True))
 
 
 def fits(shares: tuple[int, ...], total: int, limits: Limits) -> bool:
@@ -150,43 +136,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
         assert math.isclose(math.fsum(shares), total, rel_tol=1e-12, abs_tol=1e-9)
 
 
-# --- fastest finish -----------------------------------------------------------------------------------------
-
-
-@MANY
-@given(problem=problems(), data=st.data())
-def test_it_finishes_as_early_as_the_greedy_rule(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
-    n, total, limits = problem
-    a = data.draw(st.lists(st.floats(0, 10), min_size=n, max_size=n))
-    b = data.draw(st.lists(st.floats(1e-3, 10), min_size=n, max_size=n))
-    shares = fastest_finish(a, b, total, limits)
-    assert fits(shares, total, limits)
-    assert finish(a, b, shares) <= one_by_one(a, b, total, limits) * (1 + 1e-9)
-
-
-@settings(MANY, max_examples=60)
-@given(problem=problems(most_workers=3, most_each=8), data=st.data())
-def test_no_split_at_all_finishes_earlier(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
-    n, total, limits = problem
-    a = data.draw(st.lists(st.floats(0, 10), min_size=n, max_size=n))
-    b = data.draw(st.lists(st.floats(1e-3, 10), min_size=n, max_size=n))
-    ranges = (range(low, high + 1) for low, high in zip(limits.lower, limits.upper, strict=True))
-    best = min(finish(a, b, split) for split in itertools.product(*ranges) if sum(split) == total)
-    assert finish(a, b, fastest_finish(a, b, total, limits)) <= best * (1 + 1e-9)
-
-
-def test_who_needs_long_to_start_gets_less() -> None:
-    assert fastest_finish([0.0, 0.3], [0.1, 0.1], 13) == (8, 5)
-    assert fastest_finish([0.0, 9.0], [0.1, 0.1], 13) == (13, 0)
-
-
-@pytest.mark.parametrize("overhead_s", [0.0, 1e6])
-def test_overheads_that_dwarf_a_sample_still_add_up(overhead_s: float) -> None:
-    b = [1e-6 * (1 + i / 7) for i in range(40)]
-    assert sum(fastest_finish([overhead_s * (1 + i / 1e9) for i in range(40)], b, 10**6)) == 10**6
-
-
-# --- both, in the last bit ----------------------------------------------------------------------------------
+# --- in the last bit ------------------------------------------------------------------------------------
 
 KINDS = {
     "log-normal": lambda rng: rng.lognormvariate(4.0, 0.5),
@@ -213,30 +163,15 @@ def test_the_shares_are_those_of_plain_python(kind: str, workers: int) -> None:
         total = rng.randint(sum(limits.lower), min(sum(limits.upper), sum(limits.lower) + workers * most))
         weights = [KINDS[kind](rng) for _ in range(workers)]
         assert list(proportional(weights, total, limits)) == plain_apportion.proportional(weights, total, limits)
-        b = [1 / w if 1e-290 < w < 1e290 else 0.01 for w in weights]
-        for a in ([rng.uniform(0.0, 10 * cost) for cost in b], [1e6 * cost for cost in b]):
-            expected = plain_apportion.fastest_finish(a, b, total, limits)
-            assert list(fastest_finish(a, b, total, limits)) == expected
-
-
-@pytest.mark.parametrize("over", [1, 150, 400, 899])
-@pytest.mark.parametrize("costs", [(0.01,), (0.01, 0.02, 0.04), (1.0, 0.25)])
-def test_many_samples_left_over_go_round_as_in_plain_python(costs: tuple[float, ...], over: int) -> None:
-    """Equal fractions leave up to one sample per rank over, and ties everywhere."""
-    n = 900
-    for limits in (Limits.uniform(n, 30 * n, lower=0), Limits.uniform(n, 30 * n, lower=0, upper=9)):
-        a, b, total = [0.0] * n, [costs[i % len(costs)] for i in range(n)], 8 * n + over
-        assert list(fastest_finish(a, b, total, limits)) == plain_apportion.fastest_finish(a, b, total, limits)
 
 
 def test_the_shares_are_plain_integers() -> None:
-    assert {type(x) for x in proportional([0.6, 0.4], 10) + fastest_finish([0.0, 0.0], [1.0, 2.0], 9)} == {int}
+    assert {type(x) for x in proportional([0.6, 0.4], 10)} == {int}
 
 
 def test_limits_beyond_every_machine_integer_hold_nobody_back() -> None:
     limits = Limits(lower=(0, 0), upper=(10**25, 10**25))
     assert proportional([3.0, 1.0], 8, limits) == (6, 2)
-    assert fastest_finish([0.0, 0.0], [1.0, 3.0], 8, limits) == (6, 2)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
@@ -258,21 +193,6 @@ def test_limits_beyond_every_machine_integer_hold_nobody_back() -> None:
 def test_what_cannot_be_split_is_refused(weights: list[float], total: int, limits: Limits | None, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         proportional(weights, total, limits)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "names"),
-    [
-        ([0.0], [0.0], "cost per sample of rank 0"),
-        ([0.0], [math.nan], "cost per sample of rank 0"),
-        ([0.0, -1.0], [1.0, 1.0], "overhead of rank 1"),
-        ([0.0, math.nan], [1.0, 1.0], "overhead of rank 1"),
-        ([0.0], [1.0, 1.0], "1 overheads"),
-    ],
-)
-def test_costs_that_make_no_sense_are_refused(a: list[float], b: list[float], names: str) -> None:
-    with pytest.raises(ConfigError, match=names):
-        fastest_finish(a, b, 4)
 
 
 def test_limits_may_be_lists_and_are_those_that_hold_now() -> None:

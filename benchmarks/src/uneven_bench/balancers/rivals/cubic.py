@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.policy.core.views import Limits
 
 LEAST_SIZES = 4  # the least number of different batch sizes, equal to the number of coefficients
 
@@ -49,29 +46,3 @@ class Cubic:
         through_zero, *_ = np.linalg.lstsq(np.vander(x, 4, increasing=True)[:, 1:], np.array(times_s), rcond=None)
         a1, a2, a3 = (float(a) / largest ** (power + 1) for power, a in enumerate(through_zero))
         return cls(0.0, a1, a2, a3)
-
-
-def even_finish(costs: Sequence[Cubic], total: int, limits: Limits) -> tuple[int, ...]:
-    """Return the split after which the workers finish as close together as whole samples allow.
-
-    LBB minimizes max t − min t with SLSQP in real numbers, then rounds half of the shares up and half down. Here each
-    sample goes to the worker that finishes earliest with it, which is exact for growing costs; if a cubic falls, its
-    largest value so far counts.
-
-    ``costs``: of each worker; ``total``: X; ``limits``: least and greatest share of each worker. Raises ConfigError:
-    limits that cannot be met.
-    """
-    limits.check(total)
-    shares = list(limits.lower)
-    high = [max(cost.seconds(x) for x in range(low + 1)) for cost, low in zip(costs, limits.lower, strict=True)]
-
-    def next_s(i: int) -> float:
-        return max(high[i], costs[i].seconds(shares[i] + 1)) if shares[i] < limits.upper[i] else math.inf
-
-    heap = [(next_s(i), i) for i in range(len(costs))]
-    heapq.heapify(heap)
-    for _ in range(total - sum(shares)):
-        high[heap[0][1]], i = heap[0]
-        shares[i] += 1
-        heapq.heapreplace(heap, (next_s(i), i))
-    return tuple(shares)

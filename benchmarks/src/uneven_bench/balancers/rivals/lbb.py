@@ -7,7 +7,7 @@ Supercomputing, 2024). SE = (max t − min t) / mean t decides after each iterat
   grow by one. Exactly one sample moves here.
 * We use the paper's thresholds, 0.05 and 0.3; the program has 0.05 to 0.06 and 0.15. The thirty iterations after a
   refit with fine tuning only are the program's; we count every iteration, the program only quiet ones.
-* We solve min(max t − min t) of affine costs exactly in whole samples instead of by SLSQP and rounding.
+* We solve min(max t − min t) exactly in whole samples instead of by SLSQP and rounding.
 * t is compute time, as in the program, so the rule does not see a slow link.
 """
 
@@ -22,8 +22,8 @@ from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split
 from uneven.policy.core.plain import read
 from uneven.policy.core.views import BalanceView, Limits
-from uneven_bench.balancers.rivals.cubic import LEAST_SIZES, Cubic, even_finish
-from uneven_bench.balancers.rivals.fastest import fastest_finish
+from uneven_bench.balancers.earliest import earliest
+from uneven_bench.balancers.rivals.cubic import LEAST_SIZES, Cubic
 
 
 def straggling(times_s: Sequence[float]) -> float:
@@ -48,8 +48,8 @@ def refit(
     ``a0_s``: of each worker's profile; if the time is not above it, half the time counts; ``total``: X; ``limits``:
     least and greatest share of each worker."""
     fixed_s = [min(a0, 0.5 * t) for a0, t in zip(a0_s, times_s, strict=True)]
-    slopes_s = [(t - a0) / b for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
-    return fastest_finish(fixed_s, slopes_s, total, limits)
+    lines = [Cubic(a0, (t - a0) / b) for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
+    return earliest([line.seconds for line in lines], total, limits)
 
 
 class _LbbState(TypedDict):
@@ -119,8 +119,8 @@ class Lbb(Balancer):
             return Split(standing(view), "lbb: no profile, equal shares at first")
         if view.members[-1] >= len(self._profile):
             raise ConfigError(f"lbb: a profile of {len(self._profile)} workers has none of rank {view.members[-1]}")
-        costs = [self._cost(rank) for rank in view.members]
-        return Split(even_finish(costs, view.global_batch, view.limits), "lbb: from the profile")
+        seconds = [self._cost(rank).seconds for rank in view.members]
+        return Split(earliest(seconds, view.global_batch, view.limits), "lbb: from the profile")
 
     def _cost(self, rank: int) -> Cubic:
         known = self._profile is not None and rank < len(self._profile)  # a worker that joined later has no profile
