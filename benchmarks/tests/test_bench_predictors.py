@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uneven.errors import ConfigError, JournalError
+from uneven.errors import DataError, JournalError
 from uneven.journal import Writer, rank_path
 from uneven.policy.core.records import StepRecord
 from uneven.policy.predict import Last, Predictor
@@ -116,7 +116,7 @@ def test_the_shipped_trace_serves_where_no_data_is_named(monkeypatch: pytest.Mon
     assert (case.workers, case.iterations) == (4, int(240 * STRETCH))
     assert np.isfinite(case.cpu).all()
     monkeypatch.setenv("UNEVEN_DATA", str(tmp_path))
-    with pytest.raises(ConfigError, match="UNEVEN_DATA must name the folder"):
+    with pytest.raises(DataError, match="set UNEVEN_DATA to a folder with traces/"):
         real()
 
 

@@ -206,10 +206,9 @@ def search(
     """A search of settings against Ray Tune and Optuna.
 
     The overhead of a trivial trial, decisions on a table of real accuracies, a real search with shared data and
-    without, devices with shares of .6, .4, .2 and .1, and such devices that help each other. The table needs
-    UNEVEN_DATA.
+    without, and devices with shares of .6, .4, .2 and .1. The table needs UNEVEN_DATA.
 
-    Cases: overhead, decisions, real, unequal, teams.
+    Cases: overhead, decisions, real, unequal.
     """
 
 

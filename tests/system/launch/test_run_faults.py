@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from uneven_bench.faults.bench import play_all
 from uneven_bench.faults.cases import FaultCase
 from uneven_bench.faults.play import play
+from uneven_bench.harness.faulty import play_all
 
 pytestmark = pytest.mark.timeout(300)
 

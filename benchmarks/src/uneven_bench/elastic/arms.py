@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
-import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -19,21 +18,14 @@ from uneven_bench.elastic.machines import Machines
 from uneven_bench.elastic.worker import ElasticTask
 from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.forked.scripts import Script
-from uneven_bench.harness.marked import own_environment
+from uneven_bench.harness.marked import marked_script
+from uneven_bench.harness.witness import await_notes
 
 TIMEOUT_S = 5.0  # the time-out of gloo under torchft, as in its own example of DDP
 TORCHRUN_TIMEOUT_S = 30.0  # the time-out of gloo under torchrun
 HERE = "127.0.0.1"
 _STARTS_WITHIN_S = 60.0
-_LOOK_EVERY_S = 0.01
-_IMPORTED = (
-    "uneven.cli.run",
-    "uneven.runtime.launch.fixed_workers",
-    "torch.distributed.run",
-    "uneven_bench.elastic.script",
-    "rich.console",
-)
-"""Modules that each launcher or worker would import; the forked parent imports them once."""
+_IMPORTED = ("torch.distributed.run", "uneven_bench.elastic.script")
 
 
 @dataclass(kw_only=True)
@@ -92,14 +84,13 @@ class ElasticArm(ABC):
         return "\n".join(script.printed() for script in self.scripts)
 
     def _run(self, *words: object, imported: tuple[str, ...] = ()) -> Script:
-        environment = own_environment(self.folder, self.folder)
         # Without it torchrun's restart over gloo hangs or fails after a worker was killed: survivors dial ports of the
         # life before.
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         if self.machines is not None:
-            environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+            more["GLOO_SOCKET_IFNAME"] = INTERFACE
             words = (*self.machines.words(self.place), *words[1:])  # the words of a machine bring their own -m
-        return Script(words, cwd=self.folder, env=environment, merged=True, imported=(*_IMPORTED, *imported))
+        return marked_script(words, self.folder, self.folder, *_IMPORTED, *imported, **more)
 
     def _trains(self, *words: object, imported: tuple[str, ...] = ()) -> Script:
         script = self._run(*words, imported=imported)
@@ -115,11 +106,8 @@ class ElasticArm(ABC):
         """Start the meeting point of the workers, and return its address."""
         where = self.folder / kind
         self.head = self._run("-m", "uneven_bench.elastic.head", kind, where, self.here, imported=imported)
-        until_s = time.monotonic() + _STARTS_WITHIN_S
-        while not where.exists():
-            if time.monotonic() > until_s:
-                raise LaunchError(f"the {kind} has not started within {_STARTS_WITHIN_S:g} s:\n{self.head.printed()}")
-            time.sleep(_LOOK_EVERY_S)
+        if not await_notes([where], _STARTS_WITHIN_S):
+            raise LaunchError(f"the {kind} has not started within {_STARTS_WITHIN_S:g} s:\n{self.head.printed()}")
         return where.read_text()
 
     def _task(self, **told: Any) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from uneven.errors import UnknownNameError
 from uneven_bench.elastic import arms, cases, figures
 from uneven_bench.elastic.cases import (
     CUT,
@@ -32,7 +31,7 @@ from uneven_bench.elastic.play import Played, playing
 from uneven_bench.elastic.spot import spot
 from uneven_bench.elastic.turns import overhead
 from uneven_bench.elastic.workload import CountedWorkload
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 
 SEED = 30
 
@@ -50,9 +49,8 @@ def run(
     ``left_out``: arm or case → reason; ``versions``. None means not measured. Raises UnknownNameError: unknown
     case."""
     seed = SEED if seed is None else seed
-    if case is not None and case not in (*NAMES, *TOGETHER):
-        raise UnknownNameError("case", case, (*NAMES, *TOGETHER))
-    names = TOGETHER.get(case, (case,)) if case else QUICK if quick else NAMES
+    names = chosen(case, (*NAMES, *TOGETHER), QUICK if quick else NAMES)
+    names = TOGETHER.get(names[0], names)
     left_out = {arm: why for arm in (TORCHFT,) if (why := arms.missing(arm))}
     found: dict[str, dict[str, Any]] = {}
     rates: dict[int, float] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
 from uneven_bench.far_sites import filters, learning, lines, skewed
 from uneven_bench.far_sites.cases import (
     BSP,
@@ -28,7 +28,7 @@ from uneven_bench.far_sites.cases import (
     emulated,
 )
 from uneven_bench.far_sites.cases import learning as learning_cases
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 
 CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
 TOLERANCE = 0.05
@@ -39,9 +39,7 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
     ``CASES``. Returns the object that ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key. Raises
     UnknownNameError: no such case. ConfigError: this machine cannot play the case. DataError: its data are not on this
     machine. LaunchError: a worker died."""
-    if case is not None and case not in CASES:
-        raise UnknownNameError("case", case, CASES)
-    wanted = CASES if case is None else (case,)
+    wanted = chosen(case, CASES)
     found: dict[str, Any] = {"left_out": {}}
     if "filter" in wanted:
         progress("filter", "ten million entries", 0.0)

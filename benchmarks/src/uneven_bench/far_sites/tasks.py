@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uneven.cluster.series import DATA_VARIABLE
 from uneven.cluster.virtual.datasets import images
 from uneven.cluster.virtual.task import Classification
-from uneven.errors import DataError, UnknownNameError
+from uneven.errors import UnknownNameError
+from uneven_bench.harness.data import shakespeare
 from uneven_bench.workloads.resnet import resnet
 
 Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # inputs and labels to train, and held out
@@ -112,10 +110,7 @@ def flat_images(name: str, samples: int) -> Split:
 def text(samples: int) -> tuple[Split, int]:
     """Return windows of tiny Shakespeare with the next character, and the number of kinds of characters. Raises
     DataError: the text is not on this machine."""
-    path = Path(os.environ.get(DATA_VARIABLE, ""), "text", "tinyshakespeare.txt")
-    if not path.is_file():
-        raise DataError(f"there is no {path}: set {DATA_VARIABLE} to the folder that holds text/tinyshakespeare.txt")
-    letters = path.read_text(encoding="utf-8")
+    letters = shakespeare()
     kinds = {letter: number for number, letter in enumerate(sorted(set(letters)))}
     numbers = torch.tensor([kinds[one] for one in letters])
     windows = numbers.unfold(0, PAST + 1, 1)

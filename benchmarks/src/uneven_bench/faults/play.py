@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,10 +14,7 @@ import torch
 from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
 from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
 from uneven_bench.forked.scripts import Script
-from uneven_bench.harness.marked import own_environment, running
-
-_IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "uneven_bench.faults.script", "rich.console")
-"""Modules that each launcher or worker would import; the forked parent imports them once."""
+from uneven_bench.harness.marked import marked_script, named, running, sweep
 
 _STARTS_WITHIN_S = 120.0
 _GONE_WITHIN_S = 5.0
@@ -58,7 +54,7 @@ def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
         else:
             lost = outcome.struck and case.sync in SERVED and case.kind not in (*HARMLESS, *SIGNALLED)
             held = (
-                list(_held(saved["model"]["seen"]))
+                list(_held(saved["model"]["used"][:, :, 0]))
                 if case.sync in TOGETHER
                 else [(epoch, samples) for epoch, _, samples in life.taken() if epoch < last]
             )
@@ -68,8 +64,8 @@ def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
     )
 
 
-def _held(seen: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
-    for epoch, row in enumerate(seen):
+def _held(used: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
+    for epoch, row in enumerate(used):
         if row.any():
             yield epoch, row.nonzero().flatten().tolist()
 
@@ -99,12 +95,8 @@ class _Life:
             until_s = time.monotonic() + _GONE_WITHIN_S + self._case.timeout_s * (code is not None and code < 0)
             while (left := list(running(self._work))) and code is not None and time.monotonic() < until_s:
                 yield
-            names = tuple(_named(one) for one in left)
-            for one in left:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            while list(running(self._work)):
-                yield
+            names = tuple(map(named, left))
+            sweep(self._work)
             script.wait()
             said = script.printed()
         finished = (int(one.name.rpartition("-")[2]) for one in self._notes.glob(f"done-{self._life}-*"))
@@ -136,8 +128,7 @@ class _Life:
         words = ["-m", "uneven_bench.forked.run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
         words += ["--sync", case.sync, "--balance", balance, "--timeout", case.timeout_s]
         words += ["-m", "uneven_bench.faults.script", json.dumps(told)]
-        environment = own_environment(self._work, self._temporary)
-        return Script(words, cwd=self._work, env=environment, merged=True, imported=_IMPORTED)
+        return marked_script(words, self._work, self._temporary, "uneven_bench.faults.script")
 
     def _awaited(self, script: Script, began_s: float) -> Waiting:
         while script.poll() is None:
@@ -155,9 +146,3 @@ class _Life:
             return (self._notes / "struck").stat().st_mtime if self._life == 1 else None
         except FileNotFoundError:
             return None
-
-
-def _named(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return f"process {process.pid}, {process.status()}, {' '.join(process.cmdline())[:60]}"
-    return f"process {process.pid}"

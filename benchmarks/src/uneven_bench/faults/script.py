@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -13,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import Dataset
 
 import uneven
-from uneven.journal.reader import rank_path
 from uneven.runtime.messages.keys import SERVER, address
 from uneven.runtime.world import discover
 from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED
+from uneven_bench.harness.witness import Witness, await_notes, begin, journal_at, numbered
 
 _MEET_WITHIN_S = 60.0
 _STEP_S = 0.005
@@ -83,9 +80,7 @@ class Fault:
                 assert shard is not None
                 os.kill(shard.pid, signal.SIGKILL)
             case "journal-full" | "journal-none":
-                path = rank_path(self._run, self._rank)
-                path.parent.mkdir(exist_ok=True)
-                path.symlink_to("/dev/full" if kind == "journal-full" else "/dev/full/no")
+                journal_at(self._run, self._rank, "/dev/full" if kind == "journal-full" else "/dev/full/no")
             case "markers":
                 (self._run / f"expendable-{self._rank}.part").mkdir()
         if kind in SIGNALLED:
@@ -94,12 +89,10 @@ class Fault:
 
 
 class Numbered(Dataset[Any]):
-    """Samples that know their index."""
+    """Samples that know their index, and whose reading may be a fault's moment."""
 
     def __init__(self, fault: Fault) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self._x = torch.randn(SAMPLES, 5, generator=generator)
-        self._y = torch.randint(0, 3, (SAMPLES,), generator=generator)
+        self._samples = numbered(SAMPLES)
         self._fault = fault
 
     def __len__(self) -> int:
@@ -107,19 +100,7 @@ class Numbered(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         self._fault.at("batch")
-        return self._x[index], self._y[index], index
-
-
-class Remembering(nn.Module):
-    """A small model that remembers its samples: ``seen`` (epochs, samples) is non-zero at each used one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-        self.seen = nn.Parameter(torch.zeros(MOST_EPOCHS, SAMPLES))
-
-    def forward(self, x: torch.Tensor, epoch: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layers(x), self.seen[min(epoch, MOST_EPOCHS - 1)][index].mean()
+        return self._samples[index]
 
 
 def batches(loader: Any, ahead: bool) -> Iterator[Any]:
@@ -137,8 +118,7 @@ def batches(loader: Any, ahead: bool) -> Iterator[Any]:
 
 def main(told: dict[str, Any]) -> None:
     began_s, notes, rank = time.monotonic(), Path(told["notes"]), discover().rank
-    torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    begin()
     run = discover().run_directory
     assert run is not None
     fault = Fault(told, rank, run, notes)
@@ -146,8 +126,7 @@ def main(told: dict[str, Any]) -> None:
     _meet(told, rank, notes)
     session = uneven.Session(nonfinite="raise")
     fault.at("setup")
-    torch.manual_seed(1)
-    model = Remembering()
+    model = Witness(MOST_EPOCHS, SAMPLES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     session.setup(model, optimizer)
     loader = session.loader(Numbered(fault), BATCH)
@@ -172,8 +151,7 @@ def main(told: dict[str, Any]) -> None:
         for epoch in range(loader.epoch, told["epochs"]):
             for iteration, (x, y, index) in enumerate(batches(loader, told["ahead"]), start=1):
                 taken.write(json.dumps([epoch, iteration, index.tolist()]) + "\n")
-                scores, seen = model(x, epoch, index)
-                loss = F.cross_entropy(scores, y) + seen
+                loss = model(x, y, epoch, index)
                 (loss * (float("nan") if fault.at("forward") == "nan" else 1.0)).backward()
                 fault.at("backward")
                 optimizer.step()
@@ -199,9 +177,7 @@ def _meet(told: dict[str, Any], rank: int, notes: Path) -> None:
     (notes / f"here-{told['life']}-{rank}").touch()
     absent = {told["rank"]} if told["moment"] == "import" else set()
     awaited = [notes / f"here-{told['life']}-{other}" for other in set(range(discover().size)) - absent]
-    limit_s = time.monotonic() + _MEET_WITHIN_S
-    while not all(one.exists() for one in awaited) and time.monotonic() < limit_s:
-        time.sleep(0.01)
+    await_notes(awaited, _MEET_WITHIN_S)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
 from uneven_bench.focus import scenes
 from uneven_bench.focus.baselines import Targets
 from uneven_bench.focus.clips import clips
 from uneven_bench.focus.compared import changed, compared
 from uneven_bench.focus.kills import kills
 from uneven_bench.focus.speed import speed
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 
 CASES = ("synthetic", "clips", "change", "speed", "kills")
 QUICK = ("synthetic", "speed")
@@ -22,11 +22,10 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     """Measure all cases. Result: ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``refused``:
     name → reason; ``change``: see :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions
     of these names. Raises UnknownNameError: the case is unknown. DataError: ``UNEVEN_DATA`` has not the data."""
-    if case is not None and case not in CASES:
-        raise UnknownNameError("case", case, CASES)
+    names = chosen(case, CASES, QUICK if quick else CASES)
     found: dict[str, Any] = {"scenes": {}, "refused": {}}
     work = {"synthetic": _synthetic, "clips": _clips, "change": _change, "speed": _speed, "kills": _kills}
-    for name in (case,) if case else QUICK if quick else CASES:
+    for name in names:
         work[name](found, quick, progress)
     return found
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from uneven.errors import DataError
 from uneven.focus import IngestOptions, LadderRung, Moving, Truth, Video
 from uneven.focus.background_subtraction import cut_out
 from uneven.focus.objects import Objects, found
 from uneven.focus.truth import Crops, as_input
-from uneven_bench.focus.scenes import Scene, data_folder
+from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
+from uneven_bench.harness.data import needed_file
 
 SIDE = 64
 
@@ -66,10 +66,7 @@ def _scene(clip: _Clip, network: Expensive, good: float) -> Scene:
 
 
 def _clip(name: str, known: dict[str, Any]) -> _Clip:
-    path = data_folder() / "videos" / name
-    if not path.exists():
-        raise DataError(f"{path} does not exist: the bench needs the clips of UNEVEN_DATA")
-    video, boxes = Video(path), known["named"]
+    video, boxes = Video(needed_file("videos", name)), known["named"]
     wanted = [(label, row) for label, rows in boxes.items() for row in rows]
     numbers = {row[0] for _, row in wanted}
     shown = {frame.number: frame.pixels for frame in video.frames(known["per_s"]) if frame.number in numbers}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from uneven.errors import DataError
 from uneven.focus import IngestOptions, LadderRung, Sprites, Truth, VideoSource
 from uneven.focus.truth import Crops
 from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
-from uneven_bench.harness.data import CIFAR, cifar10
+from uneven_bench.harness.data import CIFAR, cifar10, needed_file
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
@@ -90,16 +87,6 @@ def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
 
 
 def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:
-    path = data_folder() / CIFAR
-    if not path.exists():
-        raise DataError(f"{path} does not exist: the bench needs the CIFAR-10 subset of UNEVEN_DATA")
-    x, y, test_x, test_y = cifar10(path)
+    x, y, test_x, test_y = cifar10(needed_file(CIFAR))
     x, test_x = (np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in (x, test_x))
     return x, y, test_x, test_y
-
-
-def data_folder() -> Path:
-    """Return the folder of the data sets. Raises DataError: UNEVEN_DATA is not set."""
-    if "UNEVEN_DATA" not in os.environ:
-        raise DataError("set UNEVEN_DATA to the folder with cifar10/ and videos/")
-    return Path(os.environ["UNEVEN_DATA"])

@@ -20,7 +20,7 @@ from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LADDER, Candidate
 from uneven_bench.focus.baselines import one_thread
-from uneven_bench.focus.scenes import data_folder
+from uneven_bench.harness.data import needed_file
 
 _WIDTH, _HEIGHT = 640, 480
 _RATE = 30
@@ -54,7 +54,7 @@ def _spread(values: list[float]) -> list[float]:
 
 def made(path: Path) -> tuple[Path, float]:
     """Write the clip with each frame repeated up to 30 frames a second, and return its length in s."""
-    source = Video(data_folder() / "videos" / "one-by-one-person-detection.mp4")
+    source = Video(needed_file("videos", "one-by-one-person-detection.mp4"))
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=_RATE)
         stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"

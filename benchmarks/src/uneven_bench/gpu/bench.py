@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import uneven
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
 from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
 from uneven_bench.harness.figures import Spread
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
@@ -38,11 +38,10 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
         "pair": _pair,
         "unlike": _unlike,
     }
-    if case is not None and case not in cases:
-        raise UnknownNameError("case", case, cases)
+    wanted = chosen(case, cases)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     try:
-        for name in [case] if case else cases:
+        for name in wanted:
             found |= cases[name](quick, progress)
     finally:
         stop_pool()

@@ -12,7 +12,6 @@ import torch
 
 from uneven import graph
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
-from uneven.errors import UnknownNameError
 from uneven_bench.graph import rivals
 from uneven_bench.graph.cuts import cuts
 from uneven_bench.graph.graphs import FILES, bench_graph
@@ -20,7 +19,7 @@ from uneven_bench.graph.kernels import geometric, kernel_cell
 from uneven_bench.graph.large import large
 from uneven_bench.graph.steps import learnt, step_cell
 from uneven_bench.graph.turns import keep_memory
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.worker import staged
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
@@ -43,9 +42,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     → graph. And their sources: ``kernel``, ``step``, ``cuts``, ``exchanges``, ``links``, ``unequal``, ``large``,
     ``allocator_keeps``, ``left_out``. Raises UnknownNameError: the case is unknown. DataError: ``UNEVEN_DATA`` has
     not the graphs. LaunchError: a worker died."""
-    if case is not None and case not in CASES:
-        raise UnknownNameError("case", case, CASES)
-    wanted = (case,) if case else QUICK if quick else CASES
+    wanted = chosen(case, CASES, QUICK if quick else CASES)
     found: dict[str, Any] = dict.fromkeys(HEADLINE)
     found |= {"left_out": rivals.left_out(), "allocator_keeps": keep_memory(), "accuracy": {}}
     work = {"kernel": _kernel, "step": _step, "cuts": _cuts, "accuracy": _accuracy, "large": _large}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from uneven.cli.graph_files import GraphFile, read_graph
-from uneven.errors import DataError
 from uneven.graph.edges import edges_of
 from uneven.graph.pure.edge_list import EdgeList
+from uneven_bench.harness.data import needed_file
 
 FILES = {"cornell": ("fb100_Cornell5", 602), "physics": ("coauthor_phy", 256), "amazon": ("amazon_cs", 767)}
 """Name → file, and the largest number of its features to keep: the commonest."""
@@ -45,19 +43,10 @@ class BenchGraph:
 
 def bench_graph(name: str) -> BenchGraph:
     """Load a graph by name. Raises DataError: ``UNEVEN_DATA`` names no folder that has it."""
-    path = path_of(name)
-    if not path.is_file():
-        raise DataError(
-            f"{path} is not there: bench graph reads real graphs; set UNEVEN_DATA to a folder with "
-            f"{', '.join(f'graphs/{file}.npz' for file, _ in FILES.values())}"
-        )
-    file = read_graph(path, most_features=FILES[name][1])
+    found, most = FILES[name]
+    file = read_graph(needed_file("graphs", f"{found}.npz"), most_features=most)
     y = file.tensors["y"].clamp(min=0)  # vertices without a label are in no mask
     return BenchGraph(name, file, edges_of(file), file.tensors["x"].float(), y, int(y.max()) + 1)
-
-
-def path_of(name: str) -> Path:
-    return Path(os.environ.get("UNEVEN_DATA", "."), "graphs", f"{FILES[name][0]}.npz")
 
 
 def drawn(vertices: int, edges: int, seed: int = 0) -> Tensor:

@@ -25,6 +25,18 @@ def data_file(*parts: str | Path) -> Path | None:
     return path if folder and path.is_file() else None
 
 
+def needed_file(*parts: str | Path) -> Path:
+    """Return a file of the folder. Raises DataError: it is not there."""
+    if (path := data_file(*parts)) is None:
+        raise DataError(f"set {DATA_VARIABLE} to a folder with {Path(*parts)}")
+    return path
+
+
+def shakespeare() -> str:
+    """Return the text of tiny Shakespeare. Raises DataError: it is not there."""
+    return needed_file("text", "tinyshakespeare.txt").read_text(encoding="utf-8")
+
+
 def arrays(path: Path, keys: Sequence[str]) -> list[npt.NDArray[Any]]:
     """Return these arrays of a file. Raises DataError: it has other contents."""
     try:

@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from uneven_bench.forked.scripts import Script
+
+_IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.fixed_workers", "rich.console")
 MARK = "UNEVEN_BENCH_RUN"  # a variable in the environment of all processes of a run: its folder
 
 
@@ -37,6 +40,13 @@ def own_environment(folder: Path, temporary: Path) -> dict[str, str]:
     }
 
 
+def marked_script(words: Sequence[object], folder: Path, temporary: Path, *imported: str, **more: str) -> Script:
+    """Start a Python program in a run's folder. ``imported``: modules that it need not import any more, next to those
+    of all launchers; ``more``: variables of its environment."""
+    environment = own_environment(folder, temporary) | more
+    return Script(words, cwd=folder, env=environment, merged=True, imported=(*_IMPORTED, *imported))
+
+
 def sweep(folder: Path) -> None:
     """Kill all remaining processes of a run."""
     # A process may fork while the list is made, so look until none is left.
@@ -45,3 +55,10 @@ def sweep(folder: Path) -> None:
             with suppress(OSError):
                 os.kill(one.pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def named(process: psutil.Process) -> str:
+    """Return a process that should have ended, in words."""
+    with suppress(psutil.Error):
+        return f"process {process.pid}, {process.status()}, {' '.join(process.cmdline())[:80]}"
+    return f"process {process.pid}"

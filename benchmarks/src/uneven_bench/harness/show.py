@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from uneven.cli.progress import phases
+from uneven.errors import UnknownNameError
 from uneven.journal.report.console import Console
 from uneven_bench.harness.tables import table_of as table_of
 from uneven_bench.harness.tables import tables
@@ -21,6 +22,14 @@ Progress = Callable[[str, str, float], None]
 """Receives the phase, the current work, and the finished part of the phase, 0 … 1."""
 
 _WIDTH = 112  # columns of output without a terminal; the widest table takes 104
+
+
+def chosen(case: str | None, known: Collection[str], usual: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the cases to play: ``case``, or the usual ones, or all. Raises UnknownNameError: no such
+    case."""
+    if case is not None and case not in known:
+        raise UnknownNameError("case", case, known)
+    return (case,) if case is not None else tuple(usual or known)
 
 
 def show(run: Callable[[Progress], Result], as_json: bool, tables: Callable[[Result], list[Table]] = tables) -> None:

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import UnknownNameError
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.program import program
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 
 CASES = ("packed", "padded", "evaluate")
 SHARES = "0.6,0.4,0.2,0.1"
@@ -25,13 +24,11 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     ``padded``: ``letters_per_s`` of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``,
     ``of_limit``: the evaluation's speed as a share of all workers' speeds in their own batches, added up. Raises
     UnknownNameError: the case is unknown. LaunchError: a run failed."""
-    if case is not None and case not in CASES:
-        raise UnknownNameError("case", case, CASES)
+    wanted = chosen(case, CASES)
     rounds, seconds = (1, 2.0) if quick else (5, 8.0)
     found: dict[str, Any] = {"rounds": rounds}
-    chosen = CASES if case is None else (case,)
-    for number, name in enumerate(chosen):
-        progress("running", name, number / len(chosen))
+    for number, name in enumerate(wanted):
+        progress("running", name, number / len(wanted))
         played = _play(name, rounds, seconds)
         found[name] = evaluated(played) if name == "evaluate" else trained(played)
     progress("running", "done", 1.0)

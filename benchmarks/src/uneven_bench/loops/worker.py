@@ -8,7 +8,6 @@ rectangle (padded).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 import uneven
-from uneven.errors import DataError
 from uneven.runtime.world import discover
+from uneven_bench.harness.data import shakespeare
 from uneven_bench.workloads.base import Images, whole
 
 PAST, BATCH, WARM = 8, 128, 24
@@ -35,11 +34,7 @@ class Speeches(Dataset[Tensor]):
     """Speeches as characters: int64."""
 
     def __init__(self) -> None:
-        where = Path(os.environ.get("UNEVEN_DATA", ""), "text")
-        files = [one for one in sorted(where.glob("*.txt")) if "shakespeare" in one.name] if where.is_dir() else []
-        if not files:
-            raise DataError("no text/*shakespeare*.txt in the folder that UNEVEN_DATA names: set it, or leave this out")
-        found = [one for one in files[0].read_text().split("\n\n") if len(one) > PAST]
+        found = [one for one in shakespeare().split("\n\n") if len(one) > PAST]
         letters = {letter: number for number, letter in enumerate(sorted({*"".join(found)}))}
         self.size = len(letters)
         self.texts = [torch.tensor([letters[letter] for letter in one]) for one in found]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from uneven.cluster.emulate.capabilities import why_no_latency
 from uneven.errors import LaunchError
 from uneven.testing.ranks import stop_pool
 from uneven_bench.elastic.machines import why_no_machines
-from uneven_bench.faults.bench import numbers_of, play_all
+from uneven_bench.harness.faulty import numbers_of, play_all, summary, wrong_ends
 from uneven_bench.harness.show import Progress
 from uneven_bench.machines.cases import draw
 from uneven_bench.machines.clock import build
@@ -26,7 +25,6 @@ from uneven_bench.machines.play import play
 
 FAULTS, FEW = 300, 12
 SEED = 1369  # its first twelve cases have each kind and each policy
-_SHOWN = 3000  # characters from the end of the output of a wrong run
 
 
 def run(
@@ -45,23 +43,15 @@ def run(
     before = _left()
     with _clocks() as clocks:
         played = play_all([draw(seed, number) for number in numbers], progress, play)
-    bad = [one for one in played if one.wrong]
-    return {
-        "seed": seed,
-        "faults": len(played),
-        "right": len(played) - len(bad),
-        "wrong": len(bad),
+    ends = wrong_ends(played)
+    return summary(seed, played, (strike.kind for one in played for strike in one.case.strikes)) | {
+        "wrong": len(ends),
         "missed": [one.case.number for one in played if not one.struck],
-        "longest_s": round(max(one.took_s for one in played), 1),
         "lost": sum(one.verdict.lost for one in played),
         "twice": sum(one.verdict.twice for one in played),
-        "kinds": dict(sorted(Counter(strike.kind for one in played for strike in one.case.strikes).items())),
         "clocks": clocks,
         "left": sorted(_left() - before),
-        "ends": [
-            {"number": one.case.number, "case": one.case.words, "wrong": list(one.wrong), "said": one.said[-_SHOWN:]}
-            for one in bad
-        ],
+        "ends": ends,
     }
 
 

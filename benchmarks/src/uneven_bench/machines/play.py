@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -14,24 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from uneven_bench.elastic.machines import Machines
 from uneven_bench.forked.scripts import Script
-from uneven_bench.harness.marked import MARK, running
+from uneven_bench.harness.marked import marked_script, named, running, sweep
 from uneven_bench.machines.cases import BLIP_S, CLOCK_S, HOSTS, LOSS, STALL_S, STORE, MachinesCase, Strike, expected
 from uneven_bench.machines.clock import shift
 from uneven_bench.machines.judge import HostEnd, HostsVerdict, judge
 
 _IMPORTED = (
-    "uneven.cli.run",
     "uneven.cli.store",
-    "uneven.runtime.launch.fixed_workers",
     "uneven.runtime.launch.elastic_workers",
     "uneven_bench.elastic.inside",
-    "uneven_bench.machines.inside",
     "uneven_bench.machines.script",
-    "rich.console",
 )
 _STARTS_WITHIN_S, _GONE_WITHIN_S = 90.0, 5.0
 _PORT = 29500
@@ -140,8 +133,7 @@ class _Game:
         for ended in [self._hosts[number] for number in self._hosts if number not in waiting]:
             while list(running(ended.folder)) and time.monotonic() < until_s:
                 yield
-            with suppress(psutil.NoSuchProcess):
-                ended.left += [f"a process: {' '.join(one.cmdline())[:80]}" for one in running(ended.folder)]
+            ended.left += map(named, running(ended.folder))
             ended.left += [f"a file: {one.name}" for one in (ended.folder / "disk" / "tmp").iterdir()]
 
     def ends(self) -> dict[int, HostEnd]:
@@ -189,16 +181,9 @@ class _Game:
             run = self._folder / "run" if case.served and not case.elastic else disk / "run"
             words += ["--nproc", 1, "--run-dir", run, "--sync", case.sync, "--timeout", case.timeout_s]
             words += ["-m", "uneven_bench.machines.script", json.dumps(told)]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("UNEVEN_")},
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(disk / "tmp"),
-            MARK: str(folder),
-        }
-        script = Script(words, cwd=folder, env=environment, merged=True, imported=_IMPORTED)
+        script = marked_script(words, folder, disk / "tmp", *_IMPORTED)
         self._stack.enter_context(script)
-        self._stack.callback(_end_all, folder)
+        self._stack.callback(sweep, folder)
         self._hosts[number] = _Host(folder=folder, script=script, pipe=pipe)
 
     def _launcher(self, number: int) -> list[object]:
@@ -227,7 +212,7 @@ class _Game:
                     os.kill(self._note(f"here-{number}")[1], signal.SIGKILL)
             case "die":
                 self._machines.cut(number)  # first, so that no connection is closed
-                _end_all(host.folder)
+                sweep(host.folder)
             case "cut" | "blip":
                 self._machines.cut(number)
                 limit_s = self.case.silence_s if self.case.elastic else self.case.timeout_s
@@ -279,12 +264,3 @@ class _Game:
         with suppress(FileNotFoundError):
             return json.loads((self._notes / name).read_text())
         return None
-
-
-def _end_all(folder: Path) -> None:
-    """Kill all processes of a host, also those that one of them starts meanwhile."""
-    while those := list(running(folder)):
-        for one in those:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(those, timeout=1.0)

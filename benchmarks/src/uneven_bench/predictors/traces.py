@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from uneven import journal
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.errors import ConfigError, JournalError
+from uneven.errors import JournalError
 from uneven.policy.core.records import Record, StepRecord
+from uneven_bench.harness.data import needed_file
 from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
 STRETCH = 4.3  # iterations of one sample of processor use; not a whole number, so changes fall into iterations
@@ -29,27 +30,18 @@ _USED = {"planetlab": "planetlab_cpu.npz", "google": "google2011_vm_cpu_mem.npz"
 
 def real(quick: bool = False) -> dict[str, PredictorCase]:
     """Return the mini-batch times and processor use in ``UNEVEN_DATA``, or a small shipped trace of the latter. Raises
-    ConfigError: ``UNEVEN_DATA`` is set and the files are missing."""
-    traces = _folder()
-    if traces is None:
+    DataError: ``UNEVEN_DATA`` is set and the files are missing."""
+    if not os.environ.get(DATA_VARIABLE):
         return {"ec2": of_use("ec2", _shipped())}
-    used = {name: of_use(name, *_use(traces, name)) for name in list(_USED)[: 1 if quick else None]}
-    return {**_alibaba(traces, 1 if quick else 4), **used}
+    used = {name: of_use(name, *_use(name)) for name in list(_USED)[: 1 if quick else None]}
+    return {**_alibaba(1 if quick else 4), **used}
 
 
 def use_traces() -> dict[str, Floats]:
     """Return name → processor use of four machines, ``(4, samples)``, 0 … 1, one sample in five minutes. Raises
-    ConfigError: as :func:`real`."""
-    traces = _folder()
-    return {"ec2": _shipped()} if traces is None else {name: _use(traces, name)[0] for name in _USED}
-
-
-def _folder() -> Path | None:
-    folder = os.environ.get(DATA_VARIABLE)
-    if not folder:
-        return None
-    place = Path(folder)
-    return place / "traces" if (place / "traces").is_dir() else place
+    DataError: as :func:`real`."""
+    given = bool(os.environ.get(DATA_VARIABLE))
+    return {name: _use(name)[0] for name in _USED} if given else {"ec2": _shipped()}
 
 
 def _shipped() -> Floats:
@@ -75,9 +67,9 @@ def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) 
     return case_of(name, "real", speeds, read, held)
 
 
-def _alibaba(traces: Path, jobs: int) -> dict[str, PredictorCase]:
+def _alibaba(jobs: int) -> dict[str, PredictorCase]:
     """Return mini-batch times of the workers of four jobs on shared GPUs; their nodes are unknown."""
-    with _open(traces / "alibaba2020_minibatch_time.npz") as file:
+    with np.load(needed_file("traces", "alibaba2020_minibatch_time.npz")) as file:
         cases = {}
         for job in range(1, jobs + 1):
             worker, times = file[f"job{job}_worker"], file[f"job{job}_batch_time_norm"].astype(float)
@@ -87,9 +79,9 @@ def _alibaba(traces: Path, jobs: int) -> dict[str, PredictorCase]:
         return cases
 
 
-def _use(traces: Path, name: str) -> tuple[Floats, Floats | None]:
+def _use(name: str) -> tuple[Floats, Floats | None]:
     """Return the use of processor and, if it was recorded, of memory."""
-    with _open(traces / _USED[name]) as file:
+    with np.load(needed_file("traces", _USED[name])) as file:
         use = file["cpu_percent"].astype(float) / 100.0
         memory = file["mem_percent"].astype(float) / 100.0 if "mem_percent" in file else None
     rows = _lively(use)
@@ -100,13 +92,6 @@ def _lively(use: Floats) -> npt.NDArray[np.intp]:
     """Choose a few series by a fixed seed, of those that vary by 15 points or more and are not always busy."""
     fit = np.flatnonzero((use.std(axis=1) > 0.15) & (use.mean(axis=1) < 0.6))
     return np.sort(np.random.default_rng(0).choice(fit, WORKERS, replace=False))
-
-
-def _open(path: Path) -> np.lib.npyio.NpzFile:
-    if not path.is_file():
-        raise ConfigError(f"there is no {path}: {DATA_VARIABLE} must name the folder that holds traces/, or be unset")
-    loaded: np.lib.npyio.NpzFile = np.load(path, allow_pickle=False)
-    return loaded
 
 
 def recorded(run: Path, name: str | None = None) -> PredictorCase:

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 
 from uneven.embedding.table_host import PROGRAM, TABLES
-from uneven.errors import ConfigError, LaunchError, UnknownNameError
+from uneven.errors import ConfigError, LaunchError
 from uneven.runtime import launch
 from uneven.runtime.jobs import Command
 from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.harness.figures import in_turns
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
@@ -116,8 +116,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
     """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
     :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged` and :mod:`uneven_bench.recommendation.faults` for
     the result. Raises UnknownNameError: no such case. ConfigError: a report without the speed that it shows."""
-    if case is not None and case not in PARTS:
-        raise UnknownNameError("case", case, PARTS)
+    wanted = chosen(case, PARTS)
     if report is not None and case not in (None, "scaling"):
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
     samples = _QUICK_SAMPLES if quick else _SAMPLES
@@ -127,7 +126,6 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
     }
     found: dict[str, Any] = {"quick": quick}
-    wanted = PARTS if case is None else (case,)
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:
         found |= _speed([name for name in names if case or not quick or name in QUICK], quick, progress)
     for name in (one for one in wanted if one in parts):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from uneven.cluster.series import DATA_VARIABLE
+from uneven_bench.harness.data import arrays, needed_file
 
 
 class Clicks(NamedTuple):
@@ -20,17 +22,17 @@ class Clicks(NamedTuple):
 
 def clicks(samples: int) -> Clicks:
     """Return ``samples`` clicks, in random order."""
-    folder = os.environ.get("UNEVEN_DATA")
-    found = _flights(Path(folder)) if folder else _made(samples)
+    found = _flights() if os.environ.get(DATA_VARIABLE) else _made(samples)
     order = np.random.default_rng(1).permutation(len(found.clicked))[:samples]
     return Clicks(found.ids[order], found.numbers[order], found.clicked[order], found.rows)
 
 
-def _flights(folder: Path) -> Clicks:
-    held = np.load(folder / "clicks" / "nycflights13_delay.npz", allow_pickle=False)
-    numbers = np.nan_to_num(held["num"].astype(np.float32))
+def _flights() -> Clicks:
+    file = needed_file("clicks", "nycflights13_delay.npz")
+    ids, measured, late, rows = arrays(file, ("cat", "num", "y", "cardinality"))
+    numbers = np.nan_to_num(measured.astype(np.float32))
     numbers = (numbers - numbers.mean(0)) / (numbers.std(0) + 1e-6)
-    return _flat(held["cat"].astype(np.int64), numbers, held["y"].astype(np.float32), held["cardinality"].tolist())
+    return _flat(ids.astype(np.int64), numbers, late.astype(np.float32), rows.tolist())
 
 
 def _made(samples: int, fields: int = 26) -> Clicks:

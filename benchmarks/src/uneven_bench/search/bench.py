@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from uneven import search
-from uneven.errors import UnknownNameError
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.search.pure.core import SearchCore
@@ -27,13 +26,13 @@ from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
 from uneven_bench.harness.figures import Spread, in_turns
 from uneven_bench.harness.ray_rival import ray_cluster
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.search import decisions, rivals, trainings
 
 MAX_T = 9
 SCHEDULER = f"asha:max_t={MAX_T},reduction_factor=3"
 PLACINGS = ("first-come", "planned")
-CASES = ("overhead", "decisions", "real", "unequal", "teams")
+CASES = ("overhead", "decisions", "real", "unequal")
 
 
 def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
@@ -43,27 +42,23 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
     (case → method → figures of each round), ``real_medians``, ``targets`` (of each round: the lowest of the methods'
     best accuracies), ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over
     shared) and ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
-    ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose last
-    trials get help from idle slots. Rivals that are not installed are left out. Raises UnknownNameError: no such
-    case."""
-    if case not in (None, *CASES):
-        raise UnknownNameError("case", case, CASES)
+    ``unequal_gain_virtual`` (the median of 20 in virtual time). Rivals that are not installed are left out. Raises
+    UnknownNameError: no such case."""
+    wanted = chosen(case, CASES)
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
         where = Path(folder)
-        if case in (None, "overhead"):
+        if "overhead" in wanted:
             found |= _overhead(where, rounds, quick, progress)
-        if case in (None, "decisions"):
+        if "decisions" in wanted:
             found["core_10000_s"] = decisions.core_s()
             found["stopping_asha_agrees"] = decisions.agreement(50 if quick else 200)
             found["quality"] = decisions.quality(3 if quick else 20, lambda name: progress("decisions", name, 0.0))
-        if case in (None, "real"):
+        if "real" in wanted:
             found |= _real(where, rounds, quick, data, progress)
-        if case in (None, "unequal"):
+        if "unequal" in wanted:
             found |= _unequal(where, quick, progress)
-        if case in (None, "teams"):
-            found |= _teams(where, rounds, 6 if quick else 18, progress)
     return found
 
 
@@ -227,36 +222,20 @@ def _played(result: search.SearchResult, began_s: float) -> rivals.PlayedSearch:
 
 
 def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
+    """Measure searches on unequal slots under two placings."""
     trials = 8
     space = {"x": search.uniform(0, 1), "cost": search.uniform(0.5, 2.0)}
-    took, gain = _placed(
-        PLACINGS, 1 if quick else 5, where / "unequal", progress, trainings.throttled, space, trials=trials, max_t=9
-    )
-    virtual = statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20))
-    return {"unequal_s": took, "unequal_gain": gain, "unequal_gain_virtual": virtual}
-
-
-def _teams(where: Path, rounds: int, epochs: int, progress: Progress) -> dict[str, Any]:
-    """Measure searches in which slots of ended trials help the remaining ones, or do not."""
-    given = {"trials": 5, "max_t": epochs, "data": trainings.SineSamples()}
-    space = {"cost": search.uniform(0.5, 2.0)}
-    took, gain = _placed(("planned", "flotillas"), rounds, where / "teams", progress, trainings.divided, space, **given)
-    return {"team_s": took, "team_gain": gain}
-
-
-def _placed(
-    placings: tuple[str, str], rounds: int, where: Path, progress: Progress, *of: Any, **given: Any
-) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds of a search on unequal slots under two placings, and the median gain of the second."""
-    took: dict[str, list[float]] = {placing: [] for placing in placings}
-    for number, placing in in_turns(progress, where.name, range(rounds), placings):
+    took: dict[str, list[float]] = {placing: [] for placing in PLACINGS}
+    for number, placing in in_turns(progress, "unequal", range(1 if quick else 5), PLACINGS):
         result = search.run(
-            *of, metric="score", devices=len(trainings.SHARES), directory=where / f"{placing} {number}",
-            placing=placing, progress=False, seed=number, **given,
+            trainings.throttled, space, metric="score", trials=trials, max_t=9, devices=len(trainings.SHARES),
+            directory=where / f"unequal {placing} {number}", placing=placing, progress=False, seed=number,
         )  # fmt: skip
         events = result.events()
         took[placing].append(events[-1]["at_s"] - events[0]["at_s"])
-    return took, Spread.ratio(*took.values()).median
+    virtual = statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20))
+    gain = Spread.ratio(*took.values()).median
+    return {"unequal_s": took, "unequal_gain": gain, "unequal_gain_virtual": virtual}
 
 
 def _virtual_gain(space: Space, trials: int, seed: int) -> float:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import numpy as np
 
-from uneven.errors import DataError
 from uneven.search.pure.core import SearchCore
 from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
 from uneven.search.pure.placing import Placer, Placing
@@ -30,6 +27,7 @@ from uneven.search.pure.searchers import RandomSearch
 from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import Params, Space, integer, uniform
 from uneven.search.pure.trial_records import SearchTerms, TrialRecord
+from uneven_bench.harness.data import arrays, needed_file
 from uneven_bench.search.ray_controller import RayController, RayTrial
 
 MAX_T = 27
@@ -49,11 +47,8 @@ SLOTS = 4
 
 def table() -> list[float]:
     """Return the accuracy of each cell on CIFAR-10, in percent. Raises DataError: it is not on this machine."""
-    path = Path(os.environ.get("UNEVEN_DATA", "")) / "hpo" / "nasbench201_acc.npz"
-    if not path.is_file():
-        raise DataError(f"there is no {path}: set UNEVEN_DATA to the folder that holds hpo/nasbench201_acc.npz")
-    with np.load(path, allow_pickle=False) as file:
-        found: list[float] = file["acc"][:, 0].tolist()
+    (accuracies,) = arrays(needed_file("hpo", "nasbench201_acc.npz"), ["acc"])
+    found: list[float] = accuracies[:, 0].tolist()
     return found
 
 

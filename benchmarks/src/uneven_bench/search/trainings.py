@@ -17,7 +17,6 @@ from uneven.search.pure.space import Params
 BATCH = 32
 SHARES = (0.6, 0.4, 0.2, 0.1)
 UNIT_S = 0.03
-SAMPLE_S = 0.0005
 
 
 def trivial(trial: Trial) -> None:
@@ -73,29 +72,3 @@ def throttled(trial: Trial) -> None:
             pass
         time.sleep(busy_s / SHARES[trial.slot] - busy_s)
         trial.report(score=float(trial["x"]) * (step + 1))  # type: ignore[arg-type]
-
-
-class SineSamples:
-    """Samples of noise with targets for a linear model."""
-
-    def __len__(self) -> int:
-        return 512
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.sin(torch.arange(8.0) * (index + 1))
-        return x, x.sum()
-
-
-def divided(trial: Trial) -> None:
-    """Train a model that several slots may train together; each pauses for its part of a batch by its share."""
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _, batches in trial.epochs(model, optimizer, batch_size=64):
-        loss = torch.zeros(())
-        for x, y in batches:
-            time.sleep(len(x) * SAMPLE_S * float(trial["cost"]) / SHARES[trial.slot])  # type: ignore[arg-type]
-            loss = F.mse_loss(model(x)[:, 0], y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        trial.report(score=-loss.item())

@@ -16,12 +16,12 @@ from typing import Any
 
 from uneven import journal
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
 from uneven.journal.pure.exchanges import Exchanged
 from uneven.journal.reader import rank_paths
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import carried
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.worker import staged
 from uneven_bench.sync.cases import EVERY, SyncCase, cases, few, package_of, short
 from uneven_bench.sync.table import overall, summarize
@@ -34,11 +34,9 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
     the object that ``--json`` prints; ``docs/measurements/sync.md`` explains every key. Raises ConfigError: links
     cannot be limited here. UnknownNameError: no such case. LaunchError: a worker died."""
     known = (few() if case is None else short()) if quick else cases()
-    if case is not None and case not in known:
-        raise UnknownNameError("case", case, known)
+    wanted = [known[name] for name in chosen(case, known)]
     if why := why_not_isolated() or why_no_bandwidth():
         raise ConfigError(f"bench sync limits links and counts their bytes, which cannot be done here: {why}")
-    wanted = [one for name, one in known.items() if case in (None, name)]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
         for number, one in enumerate(wanted):

@@ -22,12 +22,11 @@ from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
 from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.cluster.virtual.datasets import images
-from uneven.errors import UnknownNameError
 from uneven.policy.balance import balancers
 from uneven.policy.core.records import Record
 from uneven.policy.sync import BSP
 from uneven_bench.harness.program import program
-from uneven_bench.harness.show import Progress
+from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.recorded.runs import emulate
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary
@@ -71,8 +70,7 @@ def run(
     effort = Effort(SETTLED, SETTLED + 12, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
     training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
-    if case is not None and case not in (known := cases(_unknown(training))):
-        raise UnknownNameError("case", case, known)
+    chosen(case, cases(_unknown(training)))
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)

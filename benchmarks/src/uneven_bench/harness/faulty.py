@@ -1,0 +1,113 @@
+"""Cases with faults, drawn from a seed and played side by side, and what their results say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from uneven.errors import ConfigError
+from uneven_bench.harness.show import Progress
+
+_LOOK_EVERY_S = 0.05
+_SHOWN = 3000  # characters from the end of the output of a wrong run
+
+
+class DrawnCase(Protocol):
+    """A case of a seed. ``number``: its place; ``words``: what happens."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def words(self) -> str: ...
+
+
+class PlayedCase(Protocol):
+    """A case that was played. ``struck``: its faults happened; ``wrong``: the errors; ``said``: all output."""
+
+    @property
+    def case(self) -> DrawnCase: ...
+    @property
+    def struck(self) -> bool: ...
+    @property
+    def wrong(self) -> Sequence[str]: ...
+    @property
+    def took_s(self) -> float: ...
+    @property
+    def said(self) -> str: ...
+
+
+Case = TypeVar("Case")
+Played = TypeVar("Played", bound=PlayedCase)
+
+
+def summary(seed: int, played: Sequence[PlayedCase], kinds: Iterable[str]) -> dict[str, Any]:
+    """Return the common keys: ``seed``, ``faults`` and ``right`` (numbers of cases), ``longest_s`` and ``kinds`` (the
+    number of each)."""
+    return {
+        "seed": seed,
+        "faults": len(played),
+        "right": sum(not one.wrong for one in played),
+        "longest_s": max(one.took_s for one in played),
+        "kinds": dict(sorted(Counter(kinds).items())),
+    }
+
+
+def wrong_ends(played: Iterable[PlayedCase]) -> list[dict[str, Any]]:
+    """Return for each wrong end its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``."""
+    return [
+        {"number": one.case.number, "case": one.case.words, "wrong": list(one.wrong), "said": one.said[-_SHOWN:]}
+        for one in played
+        if one.wrong
+    ]
+
+
+def numbers_of(only: str) -> range:
+    """Return the cases of "K" or "K-L". Raises ConfigError: it is neither."""
+    first, dash, last = only.partition("-")
+    last = last if dash else first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise ConfigError(f"--only {only}: cases are numbered from 0, for instance --only 17, or --only 100-149")
+    return range(int(first), int(last) + 1)
+
+
+def play_all(
+    cases: Sequence[Case], progress: Progress, play: Callable[[Case, Path], Generator[None, None, Played]]
+) -> list[Played]:
+    """Play these in parallel, and return them in the order of the cases."""
+    waiting = list(enumerate(cases))[::-1]
+    playing: dict[int, Generator[None, None, Played]] = {}
+    played: dict[int, Played] = {}
+    with tempfile.TemporaryDirectory(prefix="uneven-faults-") as parent:
+        try:
+            while waiting or playing:
+                # A case mostly waits, for a time-out or a launcher, so more cases than cores keep the processors
+                # busy.
+                while waiting and len(playing) < _side_by_side():
+                    place, case = waiting.pop()
+                    folder = Path(parent) / str(place)
+                    folder.mkdir()
+                    playing[place] = play(case, folder)
+                for place, one in list(playing.items()):
+                    try:
+                        next(one)
+                    except StopIteration as end:
+                        played[place] = end.value
+                        del playing[place]
+                        shutil.rmtree(Path(parent) / str(place))
+                wrong = sum(bool(one.wrong) for one in played.values())
+                progress("fault", f"{len(played)} of {len(cases)}, {wrong} wrong", len(played) / len(cases))
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            for one in playing.values():
+                one.close()
+    return [played[place] for place in range(len(cases))]
+
+
+def _side_by_side() -> int:
+    return (os.cpu_count() or 1) + 2
