@@ -70,7 +70,7 @@ def way(seconds: list[float], messages: float, parts: float) -> dict[str, Any]:
 
 RESULT: dict[str, Any] = {
     "every": 7,
-    "left_out": {"torchft-local": "torchft is not installed"},
+    "left_out": {"torchft-diloco": "torchft is not installed"},
     "gaps": {"shadow:ma": 7.0},
     "exchanges": {"everybody": way([3.0, 3.2], 6, 1.5), "grid": way([2.0, 2.0], 2, 1.0)},
     "arms": {
@@ -223,7 +223,7 @@ def test_pairs_of_one_seed_are_compared() -> None:
 
 
 def test_an_arm_that_cannot_take_part_is_named_with_its_reason() -> None:
-    given = {"none": "none", "odd": "even ma:every={every}", "theirs": "torchft-local:every=8"}
+    given = {"none": "none", "odd": "even ma:every={every}", "theirs": "torchft-diloco:every=20"}
     able, left_out = sync._able(SyncCase(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms=given))
     assert able == {name: who for name, who in given.items() if name not in left_out}
     assert left_out == ({} if find_spec("torchft") else {"theirs": "torchft is not installed"})

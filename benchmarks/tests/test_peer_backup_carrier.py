@@ -115,7 +115,7 @@ def test_somebody_must_be_waited_for(me: RankContext) -> None:
 
 @ranks(2, fresh=True)
 def test_a_letter_that_does_not_come_is_not_waited_for_without_end(me: RankContext) -> None:
-    mailbox = Mailbox(numbers=1, timeout_s=1.0)
+    mailbox = Mailbox(timeout_s=1.0)
     mailbox.send(me.rank, (7,))
     assert mailbox.get().numbers == (7,), "a letter to oneself"
     assert mailbox.poll() is None
@@ -125,7 +125,7 @@ def test_a_letter_that_does_not_come_is_not_waited_for_without_end(me: RankConte
 
 @ranks(3)
 def test_letters_keep_their_order_and_bring_vectors(me: RankContext) -> None:
-    mailbox = Mailbox(numbers=2, vector=3, timeout_s=30.0)
+    mailbox = Mailbox(timeout_s=30.0)
     for number in range(20):
         vector = torch.full((3,), float(number)) if number % 2 else None
         mailbox.send((me.rank + 1) % 3, (me.rank, number), vector)

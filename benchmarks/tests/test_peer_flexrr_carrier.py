@@ -28,11 +28,14 @@ def batch(iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(total, 6, generator=source), torch.randint(3, (total,), generator=source)
 
 
+def held(first: int, received: list[int]) -> bool:
+    return (first == 4 and not sum(received)) or (first == 8 and max(received) < 3)
+
+
 def train(me: RankContext, iterations: int, *, held_up: bool = False) -> list[int]:
     """Compare every iteration's gradient with one process's; what this rank did."""
     model = network()
     carrier = FlexRRCarrier(model, grain=GRAIN, timeout_s=30.0)
-    received = carrier.mailbox.received
     for iteration in range(iterations):
         x, y = batch(iteration)
         waits = held_up and me.rank == 0 and iteration == 0
@@ -40,7 +43,7 @@ def train(me: RankContext, iterations: int, *, held_up: bool = False) -> list[in
         def loss(owner: int, first: int, samples: int, x: Any = x, y: Any = y, waits: bool = waits) -> torch.Tensor:
             # At its second piece rank 0 waits until somebody is nearly through, at its third until a helper has written
             # for the third time: nearly through, finished, begun.
-            while waits and owner == 0 and ((first == 4 and not sum(received)) or (first == 8 and max(received) < 3)):
+            while waits and owner == 0 and held(first, carrier.mailbox.received):
                 time.sleep(0.001)
             part = slice(FIRSTS[owner] + first, FIRSTS[owner] + first + samples)
             assert first + samples <= SHARES[owner]

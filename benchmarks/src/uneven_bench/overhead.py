@@ -6,7 +6,6 @@ workers.
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import tempfile
@@ -18,11 +17,12 @@ from typing import Any
 from uneven import journal
 from uneven.policy.balance import LbBsp
 from uneven.policy.control import Decider, Report, ReportTable
-from uneven.policy.core.records import Record, StepRecord
+from uneven.policy.core.records import Record
 from uneven.policy.core.views import Limits
 from uneven_bench.harness.figures import in_turns
 from uneven_bench.harness.program import program
 from uneven_bench.harness.show import Progress
+from uneven_bench.harness.steps import control_share, steps_of, took_s
 
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
@@ -68,17 +68,10 @@ def _train(workers: int, iterations: int, data: str, where: Path) -> list[Record
 
 def share_of(records: Iterable[Record]) -> tuple[float, float]:
     """Return the share of time for measuring and deciding, workers weighted by samples, and the mean iteration time."""
-    steps: dict[int, list[StepRecord]] = {}
-    for record in records:
-        if isinstance(record, StepRecord) and record.iteration >= _WARM:
-            steps.setdefault(record.rank, []).append(record)
-    samples = {rank: sum(one.batch for one in its) for rank, its in steps.items()}
-    share = 0.0
-    for rank, its in steps.items():
-        time_s = math.fsum(one.data_s + one.compute_s + one.exchange_s for one in its)
-        share += samples[rank] / sum(samples.values()) * math.fsum(one.control_s for one in its) / time_s
-    first = steps[min(steps)]
-    return share, statistics.fmean(one.data_s + one.compute_s + one.exchange_s for one in first)
+    steps = steps_of(records, _WARM)
+    samples = [sum(one.batch for one in its) for its in steps.values()]
+    share = statistics.fmean(map(control_share, steps.values()), samples)
+    return share, statistics.fmean(map(took_s, steps[min(steps)]))
 
 
 def decide(workers: int, repeats: int) -> float:

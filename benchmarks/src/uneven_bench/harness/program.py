@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from uneven.errors import LaunchError
@@ -24,3 +26,12 @@ def write_whole(path: Path, text: str) -> None:
     half = path.with_name(f"half-{path.name}")
     half.write_text(text)
     half.replace(path)
+
+
+def wait_for(done: Callable[[], bool], what: str, limit_s: float) -> None:
+    """Wait until ``done()``. Raises LaunchError: it takes longer than ``limit_s``."""
+    end_s = time.monotonic() + limit_s
+    while not done():
+        if time.monotonic() > end_s:
+            raise LaunchError(f"{what}: still waiting after {limit_s:g} s")
+        time.sleep(0.02)

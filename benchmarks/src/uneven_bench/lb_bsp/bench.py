@@ -19,10 +19,10 @@ from typing import Any
 from uneven import journal
 from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.errors import UnknownNameError
-from uneven.policy.core.records import StepRecord
 from uneven_bench.harness.data import job_times, machine_use
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress
+from uneven_bench.harness.steps import control_share, steps_of
 from uneven_bench.harness.worker import staged
 from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, cases, short
 from uneven_bench.lb_bsp.table import ratios, summarize, wait_share, walls
@@ -79,12 +79,7 @@ def _play(
 
 def _control(run_directory: Path, first: int) -> list[float]:
     """Return each worker's share of iteration time for measuring and deciding, from iteration ``first`` on."""
-    shares = []
-    for records in journal.read(run_directory).ranks.values():
-        steps = [record for record in records if isinstance(record, StepRecord) and record.iteration >= first]
-        total_s = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
-        shares.append(sum(step.control_s for step in steps) / total_s)
-    return shares
+    return [control_share(steps) for steps in steps_of(journal.read(run_directory).records(), first).values()]
 
 
 def _weighted(result: dict[str, Any]) -> float:

@@ -1,19 +1,20 @@
-"""Letters between ranks, on a separate gloo group: whole numbers, and sometimes a vector of gradients."""
+"""Letters between ranks over ZeroMQ: whole numbers, and sometimes a vector of gradients."""
 
 from __future__ import annotations
 
-import queue
-import threading
+import json
+from collections import deque
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import zmq
 
 from uneven.errors import PeerError
+from uneven.runtime.messages.peer_messages import own_address
+from uneven.runtime.world import discover
 
-_HEADERS, _VECTORS = 1, 2
-_STOP = -1
+_LINGER_MS = 1000  # for letters that a rank has not taken at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,101 +28,61 @@ class Letter:
 
 class Mailbox:
     """A mailbox of each rank. Making and closing one is collective: all ranks of the default group, in the same order.
+    Letters from one rank keep their order. Only one thread may send, and only one may receive.
 
-    Letters from one rank keep their order. A letter to its sender goes straight into the queue.
-
-    ``numbers``: of a letter; ``vector``: length of the vectors; ``dtype`` is their type; ``timeout_s``: the longest
-    wait of :meth:`get` and the group for any letter. ``received``: letters from each rank, opened or not.
+    ``dtype``: of the vectors; ``timeout_s``: the longest wait of :meth:`get`.
     """
 
-    def __init__(
-        self, *, numbers: int, vector: int = 0, dtype: torch.dtype = torch.float32, timeout_s: float = 300.0
-    ) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    def __init__(self, *, dtype: torch.dtype = torch.float32, timeout_s: float = 300.0) -> None:
         self._rank = dist.get_rank()
-        self._size = dist.get_world_size()
-        self._numbers = numbers
-        self._vector = vector
         self._dtype = dtype
         self._timeout_s = timeout_s
-        self.received = [0] * self._size
-        self._queue: queue.SimpleQueue[Letter | PeerError] = queue.SimpleQueue()
-        self._sent: list[tuple[dist.Work, torch.Tensor]] = []
-        # gloo's ``is_completed`` of a receive stays False until ``wait``, so a thread waits, and fills a queue.
-        self._thread: threading.Thread | None = None
-        if self._size > 1:
-            self._thread = threading.Thread(target=self._listen, name="uneven-mailbox", daemon=True)
-            self._thread.start()
+        self._context = zmq.Context()
+        for option, value in ((zmq.LINGER, _LINGER_MS), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._context.setsockopt(option, value)
+        self._in = self._context.socket(zmq.PULL)
+        here = f"tcp://{own_address(discover().meeting)}"
+        addresses = [""] * dist.get_world_size()
+        dist.all_gather_object(addresses, f"{here}:{self._in.bind_to_random_port(here)}")
+        self._out = [self._context.socket(zmq.PUSH) for _ in addresses]
+        for out, address in zip(self._out, addresses, strict=True):
+            out.connect(address)
+        self._letters: deque[Letter] = deque()
+        self._received = [0] * len(addresses)
 
     def send(self, to: int, numbers: tuple[int, ...], vector: torch.Tensor | None = None) -> None:
-        """Start sending numbers and perhaps a vector, flat; the caller must not change it before :meth:`flush`."""
-        if to == self._rank:
-            self._queue.put(Letter(to, numbers, None if vector is None else vector.clone()))
-            return
-        header = torch.tensor([*numbers, 0 if vector is None else 1], dtype=torch.int64)
-        self._start(header, to, _HEADERS)
-        if vector is not None:
-            self._start(vector, to, _VECTORS)
-
-    def _start(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        work = dist.isend(tensor, dst=to, group=self._group, tag=tag)
-        if work is None:
-            raise PeerError(f"rank {self._rank} is not in the group of its mailbox")
-        self._sent.append((work, tensor))
-
-    def flush(self) -> None:
-        """Wait until the receivers have taken all letters. Raises PeerError: one did not."""
-        sent, self._sent = self._sent, []
-        try:
-            for work, _ in sent:
-                work.wait()
-        except RuntimeError as error:
-            raise PeerError(f"rank {self._rank}: a letter was not taken: {error}") from error
+        """Send numbers and perhaps a vector, flat, in the background."""
+        vectors = [] if vector is None else [vector.numpy().data]
+        self._out[to].send_multipart([json.dumps([self._rank, *numbers]).encode(), *vectors])
 
     def get(self) -> Letter:
-        """Wait for the next letter. Raises PeerError: none came in time, or a rank is gone."""
-        try:
-            return self._opened(self._queue.get(timeout=self._timeout_s))
-        except queue.Empty:
-            raise PeerError(f"rank {self._rank}: no letter from anybody within {self._timeout_s:g} s") from None
+        """Wait for the next letter. Raises PeerError: none came in time."""
+        if not self._letters:
+            self._take(int(1e3 * self._timeout_s))
+        if not self._letters:
+            raise PeerError(f"rank {self._rank}: no letter from anybody within {self._timeout_s:g} s")
+        return self._letters.popleft()
 
     def poll(self) -> Letter | None:
-        """Return the next letter if one has come. Raises PeerError: a rank is gone."""
-        try:
-            return self._opened(self._queue.get_nowait())
-        except queue.Empty:
-            return None
+        """Return the next letter if one has come."""
+        self._take(0)
+        return self._letters.popleft() if self._letters else None
 
-    def _opened(self, what: Letter | PeerError) -> Letter:
-        if isinstance(what, PeerError):
-            raise what
-        return what
+    @property
+    def received(self) -> list[int]:
+        """The letters from each rank, opened or not."""
+        self._take(0)
+        return self._received
 
     def close(self) -> None:
-        """End the thread; no rank sends any more after the barrier."""
-        self.flush()
-        if self._thread is not None:
-            dist.barrier()
-            self._start(torch.full((self._numbers + 1,), _STOP, dtype=torch.int64), (self._rank + 1) % self._size, 1)
-            self.flush()
-            self._thread.join()
-            self._thread = None
-            dist.barrier()  # or a rank might leave, and its connections end, before the others have finished
-            dist.destroy_process_group(self._group)
+        dist.barrier()  # no rank waits for a letter any more
+        self._context.destroy()
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                header = torch.empty(self._numbers + 1, dtype=torch.int64)
-                sender = dist.recv(header, group=self._group, tag=_HEADERS)
-                *numbers, has_vector = header.tolist()
-                if has_vector == _STOP:
-                    return
-                vector = None
-                if has_vector:
-                    vector = torch.empty(self._vector, dtype=self._dtype)
-                    dist.recv(vector, src=sender, group=self._group, tag=_VECTORS)
-                self._queue.put(Letter(int(sender), tuple(numbers), vector))
-                self.received[int(sender)] += 1
-        except RuntimeError as error:
-            self._queue.put(PeerError(f"rank {self._rank}: the connection to another rank broke: {error}"))
+    def _take(self, within_ms: int) -> None:
+        while self._in.poll(within_ms):
+            head, *vectors = self._in.recv_multipart()
+            sender, *numbers = json.loads(head)
+            vector = torch.frombuffer(bytearray(vectors[0]), dtype=self._dtype) if vectors else None
+            self._letters.append(Letter(sender, tuple(numbers), vector))
+            self._received[sender] += 1
+            within_ms = 0

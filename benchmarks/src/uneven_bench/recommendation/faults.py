@@ -26,6 +26,7 @@ from uneven.errors import CheckpointError, LaunchError
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.world import RUN_VARIABLE
 from uneven_bench.harness.killed import strike
+from uneven_bench.harness.program import wait_for
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.model import DIM, ClickNet
 from uneven_bench.recommendation.quality import BATCH, HELD
@@ -121,7 +122,8 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
 
         for at, rows in enumerate(batches):
             if at in struck:
-                _wait_saved(tables)
+                # Without a file on the disk a shard would begin from nothing.
+                wait_for(lambda: tables.stats().counts["saved"] > 0, "the first save of a shard", _GIVES_UP_S)
                 strike([servers.pids()[struck[at]]], random.Random(at))
                 run.broken.append(at)
             began_s = time.perf_counter()
@@ -140,15 +142,6 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
     if run.restarts != kills:
         raise LaunchError(f"{kills} shards were killed, and {run.restarts} were found to have been started again")
     return run
-
-
-def _wait_saved(tables: EmbeddingBagCollection) -> None:
-    """Wait for a first file on the disk: without one a shard would begin from nothing."""
-    until_s = time.monotonic() + _GIVES_UP_S
-    while not tables.stats().counts["saved"]:
-        if time.monotonic() > until_s:
-            raise LaunchError(f"no shard has saved within {_GIVES_UP_S:g} s")
-        time.sleep(0.05)
 
 
 def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], None]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from uneven.cluster.files import load as load_cluster
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError, access
 from uneven_bench.harness.show import Progress
+from uneven_bench.harness.steps import took_s
 from uneven_bench.predictors.cases import Floats, PredictorCase
 from uneven_bench.predictors.traces import common_steps, recorded, use_traces
 from uneven_bench.recorded import cases
@@ -100,5 +101,5 @@ def _times(run: Path) -> tuple[float, Floats]:
     times."""
     its = common_steps(run, journal.read(run).ranks).values()
     first = [steps[0] for steps in its]
-    begins_s = max(one.ended_at_s - one.data_s - one.compute_s - one.exchange_s for one in first)  # the last one ready
+    begins_s = max(one.ended_at_s - took_s(one) for one in first)  # the last one ready
     return begins_s, np.array([[one.ended_at_s for one in steps] for steps in its]).max(axis=0)

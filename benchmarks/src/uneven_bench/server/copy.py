@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
 from uneven_bench.harness.figures import Spread, by_turns
-from uneven_bench.harness.program import write_whole
+from uneven_bench.harness.program import wait_for, write_whole
 from uneven_bench.server.parts import python
 
 BYTES = 16 << 20
@@ -97,8 +96,7 @@ class Echo:
     def __enter__(self) -> Echo:
         place = self._directory / f"echo-{self._pieces}-{self._secret}"
         self._process = python("uneven_bench.server.copy", str(self._directory), str(place), str(int(self._secret)))
-        while not place.exists():
-            time.sleep(0.02)
+        wait_for(place.exists, "the other side", 60.0)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         if self._secret:

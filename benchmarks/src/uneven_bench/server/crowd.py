@@ -17,8 +17,8 @@ import psutil
 
 from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
-from uneven_bench.harness.program import write_whole
-from uneven_bench.server.parts import ended, python, wait_for
+from uneven_bench.harness.program import wait_for, write_whole
+from uneven_bench.server.parts import ended, python
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
 ELEMENTS = 16_384

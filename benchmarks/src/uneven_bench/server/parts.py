@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command
 from uneven.runtime.jobs.processes import import_path
 
@@ -27,12 +25,3 @@ def ended(processes: Sequence[Command]) -> Iterator[None]:
     finally:
         for process in processes:
             process.kill()
-
-
-def wait_for(done: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Wait until ``done()``. Raises LaunchError: it takes longer than ``limit_s``."""
-    end_s = time.monotonic() + limit_s
-    while not done():
-        if time.monotonic() > end_s:
-            raise LaunchError(f"{what}: still waiting after {limit_s:g} s")
-        time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from uneven.cluster.emulate.pure.names import INTERFACE
-from uneven.runtime.world import discover
 from uneven_bench.lb_bsp.arms import fillers
 
 RATE, MOMENTUM = 0.02, 0.9
@@ -110,13 +108,6 @@ class SyncArm:
 
     def close(self) -> None:
         """Close the arm."""
-
-
-def own_address() -> str:
-    """Return the address of this worker, as the others see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        line.connect((discover().meeting, 1))  # a UDP connect chooses an address, and sends nothing
-        return str(line.getsockname()[0])
 
 
 def sent_bytes() -> int:

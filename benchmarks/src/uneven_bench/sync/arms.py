@@ -155,7 +155,7 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
     if name.startswith(TORCHFT):
         from uneven_bench.sync.torchft_arms import TorchFT  # here, as it may not be installed
 
-        return TorchFT(model, batches, name.removeprefix(TORCHFT), every)
+        return TorchFT(model, batches, every)
     if name == HIVEMIND:
         from uneven_bench.sync.hivemind_arms import Hivemind
 

@@ -90,7 +90,6 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
         "ddp-fp16": "ddp:hook=fp16",
         "ddp-powersgd": "ddp:hook=powersgd",
         "post-local": "post-local:every=8",
-        "torchft-local": "torchft-local:every=8",
         "torchft-diloco": "torchft-diloco:every=20",
         "bsp": "even bsp",
         "local": "even local:every=8",
@@ -112,7 +111,6 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
     }
     if straggler:
         found["bsp-balanced"] = "lb-bsp bsp"
-        found["local-balanced"] = "lb-bsp local:every=8"
     return found | {AGAIN: "none"}
 
 
@@ -157,7 +155,7 @@ def few() -> dict[str, SyncCase]:
 
 _LEFT = (
     "ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shuffle", "asp", "ssp", "backup",
-    "local-balanced", *TWINS.values(),
+    *TWINS.values(),
 )  # fmt: skip
 """Arms left out of the short form of a case."""
 

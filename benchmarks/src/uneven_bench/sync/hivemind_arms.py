@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from uneven.errors import TrainingError
-from uneven_bench.sync.arm import SyncArm, own_address
+from uneven.runtime.messages.peer_messages import own_address
+from uneven.runtime.world import discover
+from uneven_bench.sync.arm import SyncArm
 
 _TIMEOUT_S = 120.0
 
@@ -29,7 +31,7 @@ class Hivemind(SyncArm):
         logging.getLogger("hivemind").setLevel(logging.ERROR)
         self.every = every
         self._steps = 0
-        here = [f"/ip4/{own_address()}/tcp/0"]
+        here = [f"/ip4/{own_address(discover().meeting)}/tcp/0"]
         size = dist.get_world_size()
         told: list[list[str]] = [[]]
         if dist.get_rank() == 0:

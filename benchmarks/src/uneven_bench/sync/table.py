@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from uneven_bench.harness.figures import Spread, place_of
 from uneven_bench.sync.cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, SyncCase, seed_of, seeded
 
-OURS_NOT = (YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco")
+OURS_NOT = (YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-diloco")
 """Arms that are not a policy of ours."""
 
 

@@ -1,4 +1,4 @@
-"""The arms of ``uneven bench sync`` that are torchft's: its LocalSGD and DiLoCo, each worker a replica group of one."""
+"""The arms of ``uneven bench sync`` that is torchft's: its DiLoCo, each worker a replica group of one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quoru
 
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
-from torchft.local_sgd import DiLoCo, LocalSGD
+from torchft.local_sgd import DiLoCo
 
-from uneven.errors import UnknownNameError
 from uneven.policy.sync.block import DiLoCo as DiLoCoPolicy
-from uneven_bench.sync.arm import SyncArm, own_address
+from uneven.runtime.messages.peer_messages import own_address
+from uneven.runtime.world import discover
+from uneven_bench.sync.arm import SyncArm
 
 _TIMEOUT = timedelta(seconds=120)
 
 
 class TorchFT(SyncArm):
-    """torchft with a lighthouse in rank 0. All workers make it at the same time. ``way``: ``local`` or ``diloco``,
-    whose outer optimizer is that of our policy of the same name. Raises UnknownNameError: no such way."""
+    """torchft with a lighthouse in rank 0. All workers make it at the same time. Its outer optimizer is that of
+    our policy of the same name."""
 
-    def __init__(self, model: nn.Module, batches: DataLoader[Any], way: str, every: int) -> None:
+    def __init__(self, model: nn.Module, batches: DataLoader[Any], every: int) -> None:
         super().__init__(model)
-        if way not in ("local", "diloco"):
-            raise UnknownNameError("way", way, ("local", "diloco"))
         self.every = every
-        here = own_address()
+        here = own_address(discover().meeting)
         size = dist.get_world_size()
         self._lighthouse = LighthouseServer(bind="0.0.0.0:0", min_replicas=size) if dist.get_rank() == 0 else None
         told = [""]
@@ -47,14 +46,11 @@ class TorchFT(SyncArm):
             pg=ProcessGroupGloo(timeout=_TIMEOUT), load_state_dict=model.load_state_dict, state_dict=model.state_dict,
             min_replica_size=size, use_async_quorum=False, timeout=_TIMEOUT, quorum_timeout=_TIMEOUT, rank=0,
             world_size=1, store_addr=here, store_port=self._store.port, lighthouse_addr=told[0], hostname=here,
-            replica_id=f"{way}-{dist.get_rank()}", init_sync=False,
+            replica_id=f"diloco-{dist.get_rank()}", init_sync=False,
         )  # fmt: skip
-        if way == "local":
-            self._around: Any = LocalSGD(self._manager, model, self.optimizer, sync_every=every)
-        else:
-            ours = DiLoCoPolicy()
-            outer = torch.optim.SGD(model.parameters(), lr=ours.outer_lr, momentum=ours.outer_momentum, nesterov=True)
-            self._around = DiLoCo(self._manager, [model], self.optimizer, outer, sync_every=every)
+        ours = DiLoCoPolicy()
+        outer = torch.optim.SGD(model.parameters(), lr=ours.outer_lr, momentum=ours.outer_momentum, nesterov=True)
+        self._around: Any = DiLoCo(self._manager, [model], self.optimizer, outer, sync_every=every)
         self._around.__enter__()
         self.batches = iter(batches)
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
 from uneven.policy.core.records import Record, StepRecord
+from uneven_bench.harness.steps import steps_of
 
 _REPORT_CORE_S = 0.0005
 """Core-seconds on a worker's main thread: 0.4 ms to decide and 0.15 ms to give a report, both measured in place on four
@@ -27,7 +28,7 @@ _TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard dev
 def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
     """Return ``workload`` with costs in core-seconds: a + b x by least squares over the workers' means. Batches must
     differ between workers, and each must be constant."""
-    steps = _by_rank(records, _WARM)
+    steps = steps_of(records, _WARM)
     batches = [float(its[0].batch) for its in steps.values()]
     work_s = [statistics.fmean(one.local_cpu_s for one in its) for its in steps.values()]
     slope, start = statistics.linear_regression(batches, work_s)
@@ -42,7 +43,7 @@ def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
 
 def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSpec:
     """Return the description with costs and noise of a run of it, from iteration ``since`` on."""
-    steps = _by_rank(records, since)
+    steps = steps_of(records, since)
     nodes = []
     for rank, node in enumerate(spec.nodes):
         own = replace(spec, workload=_scaled(spec.workload, steps[rank]))
@@ -53,7 +54,7 @@ def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSp
 def own_sides(spec: ClusterSpec, records: Iterable[Record], since: int) -> dict[int, float]:
     """Return rank → seconds of the whole node for its side of an exchange in a run, from iteration ``since`` on. They
     differ: a worker on a narrow link, or between others, wakes up more often."""
-    steps = _by_rank(records, since)
+    steps = steps_of(records, since)
     return {
         rank: statistics.fmean(one.exchange_cpu_s for one in its) / min(1.0, spec.nodes[rank].cores)
         for rank, its in steps.items()
@@ -75,14 +76,6 @@ def _jitter(its: list[StepRecord]) -> float:
         if earlier.batch == later.batch
     ]
     return _TO_DEVIATION * statistics.median(apart) / math.sqrt(2.0) if apart else 0.0
-
-
-def _by_rank(records: Iterable[Record], since: int) -> dict[int, list[StepRecord]]:
-    steps: dict[int, list[StepRecord]] = {}
-    for record in records:
-        if isinstance(record, StepRecord) and record.iteration >= since:
-            steps.setdefault(record.rank, []).append(record)
-    return steps
 
 
 def _exchange_core_s(steps: dict[int, list[StepRecord]]) -> float:

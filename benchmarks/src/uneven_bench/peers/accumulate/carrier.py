@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from uneven.errors import ConfigError
+from uneven_bench.peers.gradients import reduce
 from uneven_bench.peers.mailbox import Mailbox
 
 SumLoss = Callable[[int, int], torch.Tensor]
@@ -36,11 +37,11 @@ class AccumulateCarrier:
         self._iteration = 0
         self.own = 0
         self.ready_s = 0.0
-        self.mailbox = Mailbox(numbers=2, timeout_s=timeout_s)
+        self.mailbox = Mailbox(timeout_s=timeout_s)
 
     def backward(self, total: int, loss: SumLoss) -> int:
         """Run one iteration: ``.grad`` of every parameter becomes the mean gradient over all samples. Returns the
-        samples of all ranks, at least ``total``, X. Raises PeerError: a rank is gone."""
+        samples of all ranks, at least ``total``, X."""
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
         counts = [0] * self._size
         while sum(counts) < total:
@@ -55,20 +56,9 @@ class AccumulateCarrier:
                 iteration, count = letter.numbers
                 if iteration == self._iteration:  # a letter of the last iteration may come late
                     counts[letter.sender] = count
-        self.mailbox.flush()
         self._iteration += 1
         self.own = counts[self._rank]
-        return self._reduce(sums)
+        return reduce(self._parameters, sums, self.own)
 
     def close(self) -> None:
         self.mailbox.close()
-
-    def _reduce(self, sums: list[torch.Tensor]) -> int:
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in sums), sums[0].new_tensor([float(self.own)])])
-        dist.all_reduce(flat)
-        done = round(float(flat[-1]))
-        at = 0
-        for parameter in self._parameters:
-            parameter.grad = (flat[at : at + parameter.numel()] / done).view_as(parameter)
-            at += parameter.numel()
-        return done

@@ -17,6 +17,7 @@ from torch import nn
 
 from uneven.errors import PeerError
 from uneven_bench.peers.backup.quorum import GradientQuorum, samples_each
+from uneven_bench.peers.gradients import flat, parts
 from uneven_bench.peers.mailbox import Mailbox
 
 SERVER = 0  # the rank that hosts the server, and is a worker like any other
@@ -42,7 +43,7 @@ class _QuorumServer:
         self._quorum = quorum
         self._inbox = inbox
         self._outbox = outbox
-        self._sum = torch.zeros_like(_flat(self._parameters))
+        self._sum = torch.zeros_like(flat(self._parameters))
         self.updates: list[tuple[int, ...]] = []
         self.failure: PeerError | None = None
         self.thread = threading.Thread(target=self._serve, name="uneven-backup-server", daemon=True)
@@ -68,20 +69,17 @@ class _QuorumServer:
 
     def _update(self, ranks: tuple[int, ...]) -> None:
         self._sum /= len(ranks)
-        at = 0
-        for parameter in self._parameters:
-            parameter.grad = self._sum[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        for parameter, gradient in parts(self._sum, self._parameters):
+            parameter.grad = gradient
         self._optimizer.step()
         self._sum.zero_()
         self.updates.append(ranks)
         self._answer(ranks)
 
     def _answer(self, ranks: tuple[int, ...]) -> None:
-        newest = _flat(self._parameters)
+        newest = flat(self._parameters)
         for rank in ranks:
             self._outbox.send(rank, (self._quorum.version,), newest)
-        self._outbox.flush()
 
 
 class BackupCarrier:
@@ -112,12 +110,10 @@ class BackupCarrier:
         quorum = GradientQuorum(size, spares)
         self._spares = spares
         self._size = size
-        first = _flat(self._parameters)
+        first = flat(self._parameters)
         dist.broadcast(first, src=SERVER)
         self._load(first)
-        vector = {"vector": first.numel(), "dtype": first.dtype}
-        self._to_server = Mailbox(numbers=2, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
-        self._to_workers = Mailbox(numbers=1, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
+        self._to_server, self._to_workers = (Mailbox(dtype=first.dtype, timeout_s=timeout_s) for _ in range(2))
         self._quorum = quorum
         self._server: _QuorumServer | None = None
         if dist.get_rank() == SERVER:
@@ -136,8 +132,7 @@ class BackupCarrier:
         while self.version < until:
             found = torch.autograd.grad(loss(self.version), self._parameters, materialize_grads=True)
             ready_s = time.perf_counter()
-            self._to_server.send(SERVER, (_PUSH, self.version), _flat(found))
-            self._to_server.flush()
+            self._to_server.send(SERVER, (_PUSH, self.version), flat(found))
             letter = self._to_workers.get()
             (self.version,) = letter.numbers
             if letter.vector is not None:
@@ -157,7 +152,7 @@ class BackupCarrier:
         return tuple(self._server.updates) if self._server else ()
 
     def close(self) -> None:
-        """End the server and the listening threads. Raises PeerError: the server had failed before."""
+        """End the server. Raises PeerError: the server had failed before."""
         dist.barrier()
         if self._server is not None:
             self._to_server.send(SERVER, (_END, 0))
@@ -168,12 +163,6 @@ class BackupCarrier:
             raise self._server.failure
 
     @torch.no_grad()
-    def _load(self, flat: torch.Tensor) -> None:
-        at = 0
-        for parameter in self._parameters:
-            parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
-
-
-def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    def _load(self, vector: torch.Tensor) -> None:
+        for parameter, newest in parts(vector, self._parameters):
+            parameter.copy_(newest)

@@ -18,6 +18,7 @@ from torch import nn
 from uneven.errors import TrainingError
 from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, FlexRRMessage, Keep, Send, Through, pieces
 from uneven_bench.peers.flexrr.rule import FlexRR
+from uneven_bench.peers.gradients import reduce
 from uneven_bench.peers.mailbox import Letter, Mailbox
 
 SumLoss = Callable[[int, int, int], torch.Tensor]
@@ -63,7 +64,7 @@ class FlexRRCarrier:
         self._iteration = 0
         self.tally = RankTally()
         self.ready_s = 0.0
-        self.mailbox = Mailbox(numbers=5, timeout_s=timeout_s)
+        self.mailbox = Mailbox(timeout_s=timeout_s)
 
     def backward(self, shares: Sequence[int], loss: SumLoss) -> int:
         """Run one iteration: ``.grad`` of every parameter becomes the mean gradient over the whole batch. Returns the
@@ -82,7 +83,6 @@ class FlexRRCarrier:
             while (letter := self.mailbox.poll()) is not None:
                 self._hear(worker, letter, state)
             to_do = self._act(worker.computed(), state)
-        self.mailbox.flush()
         self._iteration += 1
         self._reduce(state, sum(shares))
         return state.sums.samples
@@ -138,15 +138,6 @@ class FlexRRCarrier:
     def _reduce(self, state: _Iteration, total: int) -> None:
         for which in list(state.unsure):
             self._keep(state, which)
-        flat = torch.cat(
-            [*(gradient.reshape(-1) for gradient in state.sums.gradients), state.sums.gradients[0].new_zeros(1)]
-        )
-        flat[-1] = float(state.sums.samples)
-        dist.all_reduce(flat)
-        done = round(float(flat[-1]))
+        done = reduce(self._parameters, state.sums.gradients, state.sums.samples)
         if done != total:
             raise TrainingError(f"flexrr: {done} samples were done, and the batch has {total}")
-        at = 0
-        for parameter in self._parameters:
-            parameter.grad = (flat[at : at + parameter.numel()] / total).view_as(parameter)
-            at += parameter.numel()
