@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def test_a_log_is_read_as_it_was_written() -> None:
         logs.struck_line(1.6, inside=True),
         logs.last_line("abc"),
     ]
-    read = logs.read(f"{line}\n" for line in lines)
+    read = logs.read(lines)
     assert read == WorkerLog(
         pid=11, parent=1, life=0.0, began_s=0.5, steps=(step,), struck_s=1.6, inside=True, digest="abc"
     )
@@ -53,7 +53,7 @@ def test_a_log_is_read_as_it_was_written() -> None:
 
 
 def test_a_line_that_a_killed_worker_did_not_finish_is_left_out_and_a_strange_one_is_refused() -> None:
-    first = logs.first_line(11, 1, 0.0, 0.5) + "\n"
+    first = logs.first_line(11, 1, 0.0, 0.5)
     read = logs.read([first, logs.step_line(LoggedStep(1.0, 0, 0, (1,)))[:9]])
     assert read is not None
     assert read.steps == ()
@@ -194,8 +194,8 @@ def test_the_samples_of_a_merge_are_those_of_who_is_in_it() -> None:
         (0, 1, 2, 3, 4, 5, 6), (4, 5, 0, 7, 8, 9, 10, 11), (6, 7, 8, 9, 10, 11, 2, 3)
     ]  # fmt: skip
     assert merges.held(books, (10, 12)) == {one.number: [one] for one in books[0].merges}
-    lines = [merges.first_line(10, 0, 0, -1), *map(merges.merge_line, books[0].merges)]
-    assert merges.read([*(f"{line}\n" for line in lines), lines[-1][:9]]) == books[0]
+    lines = [logs.line((10, 0, 0, -1)), *(logs.line(astuple(one)) for one in books[0].merges)]
+    assert merges.read([*lines, lines[-1][:9]]) == books[0]
     assert merges.read([]) is None
 
 
@@ -219,8 +219,8 @@ def test_what_a_group_was_lost_with_is_in_no_model() -> None:
         group = [next(those for those in groups if one in those) for groups in (first, second)]
         mine = [LoggedMerge(0, 1, (0, 1, 2, 3), str(group[0]), first, group[0]),
                 LoggedMerge(1, 2, (0, 1, 2, 3), str(group[1]), second, group[1])]  # fmt: skip
-        lines = [merges.first_line(10 + one, one, 0, -1), *map(merges.merge_line, mine)]
-        books.append(book := merges.read([f"{line}\n" for line in lines]))
+        lines = [logs.line((10 + one, one, 0, -1)), *(logs.line(astuple(it)) for it in mine)]
+        books.append(book := merges.read(lines))
         assert book.merges == tuple(mine)
     assert all(len(those) == 1 for those in merges.held(books, (10, 11, 12, 13)).values())
     found = merges.merged(wrote, books)
@@ -249,13 +249,13 @@ def test_a_replay_of_merges_finds_a_replica_that_was_not_in_one() -> None:
 
 def test_what_counts_at_ones_own_pace_is_in_an_update_that_has_arrived() -> None:
     """Worker 1 has sent its last update when it dies, worker 2 has not."""
-    lines = [updates.line(updates.GIVES, 1, 2), updates.line(updates.GAVE, 1), updates.line(updates.GIVES, 2, 3)]
-    said = [updates.line(updates.LOST, 1, 2), updates.line(updates.LOST, 2, 1)]
+    lines = [[updates.GIVES, 1, 2], [updates.GAVE, 1], [updates.GIVES, 2, 3]]
+    said = [[updates.LOST, 1, 2], [updates.LOST, 2, 1]]
     books = []
     for one in range(3):
-        more = [*said, updates.line(updates.GAVE, 2)] if one == 0 else []
-        whole = [updates.first_line(10 + one, one, 0), *lines, *more]
-        books.append(book := updates.read([*(f"{line}\n" for line in whole), '["gives", 9']))
+        more = [*said, [updates.GAVE, 2]] if one == 0 else []
+        whole = [[10 + one, one, 0], *lines, *more]
+        books.append(book := updates.read([*map(logs.line, whole), '["gives", 9']))
         assert book is not None
     taken = [[LoggedStep(one / 10, step, 0, (10 * one + step,)) for step in range(4)] for one in range(3)]
     wrote = [log(10 + one, steps) for one, steps in enumerate(taken)]

@@ -21,6 +21,7 @@ from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
 from uneven_bench.harness.figures import Spread, in_turns
 from uneven_bench.harness.show import Progress
+from uneven_bench.harness.threads import threads
 from uneven_bench.workloads.base import WholeStretch, whole
 
 BATCH = 64
@@ -83,8 +84,6 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
 def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int) -> tuple[float, float]:
     """Return samples per second, and the loss on the held-out set afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(way.cores)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
@@ -94,15 +93,12 @@ def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int)
             stepper.step()
             stepper.zero_grad()
 
-    try:
-        with Session(balance="even", sync="bsp", threads=way.threads, seed=seed) as session:
-            session.setup(model, optimizer)
-            session.loader(WholeStretch(rows.train, samples), BATCH, collate_fn=whole)
-            began_s = time.perf_counter()
-            session.train(loop)
-            took_s = time.perf_counter() - began_s
-    finally:
-        torch.set_num_threads(before)
+    with threads(way.cores), Session(balance="even", sync="bsp", threads=way.threads, seed=seed) as session:
+        session.setup(model, optimizer)
+        session.loader(WholeStretch(rows.train, samples), BATCH, collate_fn=whole)
+        began_s = time.perf_counter()
+        session.train(loop)
+        took_s = time.perf_counter() - began_s
     model.eval()
     x, y = rows.test.tensors
     with torch.no_grad():

@@ -17,6 +17,7 @@ from uneven_bench.balancers import bench as balancers
 from uneven_bench.commands import app
 from uneven_bench.faults import bench as faults
 from uneven_bench.faults.play import PlayedFault
+from uneven_bench.harness import faulty
 
 BENCHES = [one.name for one in app.registered_commands if one.name]
 
@@ -107,7 +108,7 @@ def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
 
     monkeypatch.setattr(faults, "play", lives)
     monkeypatch.setattr(faults, "FEW", 7)
-    monkeypatch.setattr(faults, "_side_by_side", lambda: 1)
+    monkeypatch.setattr(faulty, "_side_by_side", lambda: 1)
     monkeypatch.setattr(progress, "lines", partial(progress.lines, clock=lambda: now_s))
     assert uneven("bench", "faults", "--quick") == 0
     said = capsys.readouterr().err.splitlines()

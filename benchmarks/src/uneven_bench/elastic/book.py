@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import ExitStack
+from dataclasses import astuple
+from typing import Any
 
 import uneven
-from uneven_bench.elastic import merges, updates
+from uneven_bench.elastic.logs import line
 from uneven_bench.elastic.merges import LoggedMerge
+from uneven_bench.elastic.updates import GAVE, GIVES, LOST
 from uneven_bench.elastic.worker import LoggedWorker
 from uneven_bench.inside import Round, inside
 
@@ -25,8 +28,8 @@ class _Book:
         self._log = path.open("w", buffering=1, encoding="utf-8")
         self._under_way = ExitStack()
 
-    def _line(self, text: str) -> None:
-        self._log.write(text + "\n")
+    def _line(self, *told: Any) -> None:
+        self._log.write(line(told))
 
 
 class MergeBook(_Book):
@@ -48,7 +51,7 @@ class MergeBook(_Book):
         joined = str(self._session.worker) in new
         # A newcomer receives its state from the lowest member that was there before.
         donor = min(one for one in self._membership.members if str(one) not in new) if joined else -1
-        self._line(merges.first_line(os.getpid(), self._session.worker, self._inside.exchanges, donor))
+        self._line(os.getpid(), self._session.worker, self._inside.exchanges, donor)
 
     def _begins(self, number: int) -> None:
         self._under_way.enter_context(self._worker.exchange())
@@ -59,7 +62,7 @@ class MergeBook(_Book):
         self.digest = hashlib.sha256(made.sums[0].numpy().tobytes()).hexdigest()
         if made.settles >= 0:  # a mean that is only shown settles nothing, and the training does not use it
             merge = LoggedMerge(made.number, self._worker.step, made.contributors, self.digest, groups, group)
-            self._line(merges.merge_line(merge))
+            self._line(*astuple(merge))
         self._under_way.close()
 
 
@@ -75,15 +78,15 @@ class UpdateBook(_Book):
 
     def begins(self) -> None:
         """Write the first line, after the run has admitted this worker and before its first batch."""
-        self._line(updates.first_line(os.getpid(), self._session.worker, self._worker.step))
+        self._line(os.getpid(), self._session.worker, self._worker.step)
 
     def _begins(self, update: int) -> None:
-        self._line(updates.line(updates.GIVES, update, self._worker.step))
+        self._line(GIVES, update, self._worker.step)
         self._under_way.enter_context(self._worker.exchange())
 
     def _ends(self, update: int) -> None:
-        self._line(updates.line(updates.GAVE, update))
+        self._line(GAVE, update)
         self._under_way.close()
 
     def _is_lost(self, worker: int, arrived: int) -> None:
-        self._line(updates.line(updates.LOST, worker, arrived))
+        self._line(LOST, worker, arrived)

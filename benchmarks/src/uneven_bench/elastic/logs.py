@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from uneven.errors import JournalError
 
@@ -35,31 +36,37 @@ class WorkerLog:
     digest: str = ""  # of its final parameters; "" if it did not end
 
 
+def line(told: Any) -> str:
+    """Return a line of a log."""
+    return json.dumps(told) + "\n"
+
+
+def rows(lines: Iterable[str]) -> list[Any]:
+    """Read a log. An incomplete last line is left out: its writer was killed, or is still writing."""
+    return [json.loads(one) for one in lines if one.endswith("\n")]
+
+
 def first_line(pid: int, parent: int, life: float, at_s: float) -> str:
-    return json.dumps({"pid": pid, "parent": parent, "life": life, "at_s": at_s})
+    return line({"pid": pid, "parent": parent, "life": life, "at_s": at_s})
 
 
 def step_line(step: LoggedStep) -> str:
-    return json.dumps([step.at_s, step.number, step.epoch, step.ids])
+    return line([step.at_s, step.number, step.epoch, step.ids])
 
 
 def struck_line(at_s: float, inside: bool) -> str:
-    return json.dumps({"struck_s": at_s, "inside": inside})
+    return line({"struck_s": at_s, "inside": inside})
 
 
 def last_line(digest: str) -> str:
-    return json.dumps({"digest": digest})
+    return line({"digest": digest})
 
 
 def read(lines: Iterable[str]) -> WorkerLog | None:
-    """Read a worker's log; None before its first line. An incomplete last line is left out. Raises JournalError: an
-    unknown line."""
+    """Read a worker's log; None before its first line. Raises JournalError: an unknown line."""
     log: WorkerLog | None = None
     steps: list[LoggedStep] = []
-    for line in lines:
-        if not line.endswith("\n"):
-            break  # its writer was killed, or is still writing
-        told = json.loads(line)
+    for told in rows(lines):
         match told:
             case {"pid": int(pid), "parent": int(parent), "life": int() | float() as life, "at_s": float(at_s)}:
                 log = WorkerLog(pid=pid, parent=parent, life=life, began_s=at_s)
@@ -70,7 +77,7 @@ def read(lines: Iterable[str]) -> WorkerLog | None:
             case {"digest": str(digest)} if log is not None:
                 log = replace(log, digest=digest)
             case _:
-                raise JournalError(f"a worker's log holds the line {line.strip()[:80]!r}, which no worker writes")
+                raise JournalError(f"a worker's log holds the line {json.dumps(told)[:80]!r}, which no worker writes")
     return None if log is None else replace(log, steps=tuple(steps))
 
 

@@ -7,11 +7,10 @@ replay proves it, because a wrong contributor gives other parameters.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from uneven_bench.elastic.logs import LoggedStep, WorkerLog
+from uneven_bench.elastic.logs import LoggedStep, WorkerLog, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +42,9 @@ class MergeLog:
     merges: tuple[LoggedMerge, ...] = ()
 
 
-def first_line(pid: int, worker: int, since: int, donor: int) -> str:
-    return json.dumps([pid, worker, since, donor])
-
-
-def merge_line(merge: LoggedMerge) -> str:
-    return json.dumps([merge.number, merge.upto, merge.workers, merge.digest, merge.groups, merge.group])
-
-
 def read(lines: Iterable[str]) -> MergeLog | None:
-    """Read a worker's merges; None before its first line. An incomplete last line is left out."""
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    if not whole:
+    """Read a worker's merges; None before its first line, which has the other fields."""
+    if not (whole := rows(lines)):
         return None
     (pid, worker, since, donor), *rest = whole
     merges = (

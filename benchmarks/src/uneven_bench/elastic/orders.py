@@ -71,9 +71,8 @@ class Tail:
             file.seek(self._place)
             more = self._rest + file.read()
             self._place = file.tell()
-        whole, _, self._rest = more.rpartition("\n")
-        for line in whole.splitlines(keepends=True) if whole else ():
-            line = line if line.endswith("\n") else line + "\n"
+        whole, end, self._rest = more.rpartition("\n")
+        for line in (whole + end).splitlines(keepends=True):
             self.lines.append(line)
             if line.startswith("["):
                 self.at_s, self.reached = json.loads(line.partition(", [")[0] + "]")[:2]

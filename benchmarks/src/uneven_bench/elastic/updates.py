@@ -6,11 +6,10 @@ update before its begin, and its arrival; if the worker is lost in between, the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from uneven_bench.elastic.logs import LoggedStep, WorkerLog
+from uneven_bench.elastic.logs import LoggedStep, WorkerLog, rows
 
 GIVES, GAVE, LOST = "gives", "gave", "lost"
 
@@ -28,19 +27,10 @@ class UpdateLog:
     lost: dict[int, int] = field(default_factory=dict)
 
 
-def first_line(pid: int, worker: int, since: int) -> str:
-    return json.dumps([pid, worker, since])
-
-
-def line(kind: str, *numbers: int) -> str:
-    """Return a line: an update begins, after a number of steps; it has arrived; a worker is lost."""
-    return json.dumps([kind, *numbers])
-
-
 def read(lines: Iterable[str]) -> UpdateLog | None:
-    """Read a worker's updates; None before its first line. An incomplete last line is left out."""
-    whole = [json.loads(one) for one in lines if one.endswith("\n")]
-    if not whole:
+    """Read a worker's updates; None before its first line, which has the first three fields. A line: an update begins,
+    after a number of steps; it has arrived; a worker is lost."""
+    if not (whole := rows(lines)):
         return None
     found = UpdateLog(*whole[0])
     for kind, *numbers in whole[1:]:

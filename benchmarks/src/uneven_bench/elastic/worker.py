@@ -96,7 +96,7 @@ class LoggedWorker:
         self._began = threading.Event()
         path = self.folder / f"worker-{os.getpid()}-{time.monotonic_ns()}.jsonl"
         self._log = path.open("w", buffering=1, encoding="utf-8")
-        self._log.write(logs.first_line(os.getpid(), os.getppid(), life, time.monotonic()) + "\n")
+        self._log.write(logs.first_line(os.getpid(), os.getppid(), life, time.monotonic()))
 
     @property
     def step(self) -> int:
@@ -159,7 +159,7 @@ class LoggedWorker:
     def stepped(self, epoch: int) -> None:
         """Log the samples of the optimizer's step."""
         at_s = time.monotonic()
-        self._log.write(logs.step_line(logs.LoggedStep(at_s, self.step, epoch, tuple(counted(self.model)))) + "\n")
+        self._log.write(logs.step_line(logs.LoggedStep(at_s, self.step, epoch, tuple(counted(self.model)))))
         self.model.steps += 1
         self.optimizer.zero_grad()
 
@@ -173,7 +173,7 @@ class LoggedWorker:
             found.update(tensor.numpy().tobytes())
         if self.workload.double:
             torch.save([tensor.clone() for tensor in weights(self.model)], self.folder / f"weights-{os.getpid()}.pt")
-        self._log.write(logs.last_line(found.hexdigest() if digest is None else digest) + "\n")
+        self._log.write(logs.last_line(found.hexdigest() if digest is None else digest))
 
     def leaves_on_sigterm(self) -> None:
         """Leave after the current step on SIGTERM, for systems without a preemption notice."""
@@ -194,5 +194,5 @@ class LoggedWorker:
         number = _SIGNALS[self._fault["kind"]]
         inside, self._fault = self._began_s is not None, None
         # The line must be in the file before the signal: a killed process writes no more.
-        self._log.write(logs.struck_line(time.monotonic(), inside) + "\n")
+        self._log.write(logs.struck_line(time.monotonic(), inside))
         os.kill(os.getpid(), number)

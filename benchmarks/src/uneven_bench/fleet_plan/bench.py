@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from uneven.fleet.pure.planning.allocate import Closeness, Flotilla
@@ -26,7 +27,6 @@ from uneven_bench.fleet_plan.cases import (
     PROFILED,
     curve,
     ensemble,
-    median,
     mistaken,
     profiled_rates,
 )
@@ -81,7 +81,8 @@ def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str
     for name, count in in_turns(progress, "100 members", KINDS, devices):
         found = [_draw(name, count, seed) for seed in range(draws)]
         kinds[name][str(count)] = {
-            method: {key: median([one[method][key] for one in found]) for key in found[0][method]} for method in METHODS
+            method: {key: median_low([one[method][key] for one in found]) for key in found[0][method]}
+            for method in METHODS
         }
     gaps, greedy = _small_gaps(small, progress)
     if report is not None:
@@ -92,8 +93,8 @@ def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str
         "about": {name: kind.about for name, kind in KINDS.items()},
         "draws": draws,
         "checkpoint_s": CHECKPOINT_S,
-        "plan_gap_to_optimal": {name: {"median": median(row), "worst": max(row)} for name, row in gaps.items()},
-        "greedy_gap": {"median": median(greedy), "worst": max(greedy)},
+        "plan_gap_to_optimal": {name: {"median": median_low(row), "worst": max(row)} for name, row in gaps.items()},
+        "greedy_gap": {"median": median_low(greedy), "worst": max(greedy)},
         "small": {"members": SMALL_MEMBERS, "devices": SMALL_DEVICES, "ensembles": small},
         "profile_error": _profile_errors((80,) if quick else (20, 80, 160), draws, progress),
         "planning": plan_large(LARGE, LARGE),
@@ -188,7 +189,7 @@ def _profile_errors(devices: Sequence[int], draws: int, progress: Progress) -> d
         found[f"{error:g}"] = {}
         for count in devices:
             rows = [_profile_error(error, count, seed) for seed in range(draws)]
-            found[f"{error:g}"][str(count)] = {key: median([row[key] for row in rows]) for key in rows[0]}
+            found[f"{error:g}"][str(count)] = {key: median_low([row[key] for row in rows]) for key in rows[0]}
     progress("wrong profiles", "done", 1.0)
     return found
 

@@ -111,11 +111,6 @@ def curve(alone_per_s: float, devices: int) -> tuple[float, ...]:
     return tuple(alone_per_s * count / (1 + cost * (count - 1)) for count in range(1, devices + 1))
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the middle value; of an even number the lower of the two, so that it occurred."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
 def _between(low: float, high: float, share: float) -> float:
     return low * math.pow(high / low, share)
 

@@ -51,17 +51,6 @@ def timed() -> Iterator[Spent]:
         spent.seconds = time.process_time() - began_s
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread: threads that wait for each other would count as processor time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
     """The result of a method's query for one class."""

@@ -17,14 +17,15 @@ from uneven.focus import VideoIndex, VideoSource, drifted, ingest, retune
 from uneven.focus.pure.sweep import Policy
 from uneven.focus.tune import Tuned
 from uneven_bench.focus import baselines, ours
-from uneven_bench.focus.baselines import Binary, Method, Targets, one_thread
+from uneven_bench.focus.baselines import Binary, Method, Targets
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen, look_through
+from uneven_bench.harness.threads import threads
 
 _SAME = 12.0  # the greatest difference, of 255, that *pixel differencing* takes for unchanged
 
 
-@one_thread()
+@threads()
 def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:
     """Compare every method on a scene. Result: ``methods``: name → ingest_s, query_s (mean over classes), and by class
     recall, precision and calls. ``ratios``: ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``:

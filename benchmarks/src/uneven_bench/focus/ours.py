@@ -18,9 +18,10 @@ from uneven.focus.networks import look
 from uneven.focus.pure.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.pure.verdict_propagation import Precedents
 from uneven.focus.tune import Tuned, tune
-from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, one_thread, timed
+from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, timed
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen
+from uneven_bench.harness.threads import threads
 
 _EPOCHS = 10
 
@@ -77,7 +78,7 @@ def taken_in(
         per_s=options.per_s, recall=tuned.targets[0], precision=tuned.targets[1], policy="balance",
         price=dict(tuned.price), truth_work=seen.truth.work(),
     )  # fmt: skip
-    with one_thread(), closing(store):
+    with threads(), closing(store):
         return Ingest(store, scene.source, options, tell).run()
 
 

@@ -19,8 +19,8 @@ from uneven.focus import Video
 from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LADDER, Candidate
-from uneven_bench.focus.baselines import one_thread
 from uneven_bench.harness.data import needed_file
+from uneven_bench.harness.threads import threads
 
 _WIDTH, _HEIGHT = 640, 480
 _RATE = 30
@@ -36,7 +36,7 @@ def speed(rounds: int) -> dict[str, Any]:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        with one_thread(), tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
+        with threads(), tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
             clip, length_s = made(Path(folder) / "clip.mp4")
             spent = [_taken_in(clip, Path(folder) / f"index{one}") for one in range(rounds)]
     finally:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from uneven import graph
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
@@ -20,6 +17,7 @@ from uneven_bench.graph.large import large
 from uneven_bench.graph.steps import learnt, step_cell
 from uneven_bench.graph.turns import keep_memory
 from uneven_bench.harness.show import Progress, chosen
+from uneven_bench.harness.threads import threads
 from uneven_bench.harness.worker import staged
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
@@ -54,7 +52,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
 def _kernel(found: dict[str, Any], quick: bool, progress: Progress) -> None:
     rounds, widths = (3, BAR_WIDTHS) if quick else (25, (16, 64, 128, 256, 602))
     cells: dict[str, Any] = {"forward": {}, "forward_backward": {}}
-    with _threads(1):
+    with threads():
         for place, name in enumerate(FILES):
             one = bench_graph(name)
             for width in widths:
@@ -169,13 +167,3 @@ def _played(what: str, name: str, quick: bool, progress: Progress) -> Any:
             graph.partition(one.file, path=directory / cut, shares=each, method=method)
         isolated = what == "links" or (what == "unequal" and not why_not_isolated())
         return staged(directory, "uneven_bench.graph.worker", task, len(CORES), isolated=isolated, said=progress)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

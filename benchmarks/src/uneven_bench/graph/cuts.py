@@ -8,9 +8,9 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from uneven.graph.pure.cut.partitioner import EdgeCut, figures
 from uneven.graph.pure.edge_list import EdgeList
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
+from uneven_bench.harness.figures import by_turns
 
 SHARES = (0.5, 0.25, 0.15, 0.1)
 BETA = 10.0
@@ -43,15 +44,13 @@ def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]
             found["metis_halo_rows"][count] = _halo(edges, count)
     found["cost_over_target"] = over_target(edges, cut(edges, "ne", SHARES, 0, BETA), SHARES)
     quarter = (0.25,) * 4
-    seconds = {
-        method: _median_s(lambda method=method: cut(edges, method, quarter, 0, BETA), rounds)  # type: ignore[misc]
-        for method in OURS
-    }
-    found["edges_per_s"] = {method: len(edges) / one_s for method, one_s in seconds.items()}
+    arms: dict[str, Callable[[], Any]] = {method: partial(cut, edges, method, quarter, 0, BETA) for method in OURS}
     if not isinstance(rivals.dgl(), str):
-        theirs_s = _median_s(lambda: _dgl_libra(one, 4), rounds)
-        found["libra_vs_dgl"] = theirs_s / seconds["libra"]
-        found["edges_per_s"]["dgl libra"] = len(edges) / theirs_s
+        arms["dgl libra"] = partial(_dgl_libra, one, 4)
+    seconds = {name: statistics.median(each) for name, each in by_turns(arms, rounds, warm=0).items()}
+    found["edges_per_s"] = {method: len(edges) / one_s for method, one_s in seconds.items()}
+    if "dgl libra" in seconds:
+        found["libra_vs_dgl"] = seconds["dgl libra"] / seconds["libra"]
     return found
 
 
@@ -111,12 +110,3 @@ def _without_print() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)
         os.dup2(before, 1)
         os.close(before)
-
-
-def _median_s(work: Callable[[], Any], rounds: int) -> float:
-    taken = []
-    for _ in range(rounds):
-        began_s = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - began_s)
-    return statistics.median(taken)

@@ -57,7 +57,12 @@ def in_turns(progress: Progress, phase: str, *each: Iterable[Any]) -> Iterator[t
 
 
 def by_turns(
-    arms: Mapping[str, Callable[[], Any]], rounds: int, *, least_s: float = 0.0, warm: int = 2
+    arms: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    least_s: float = 0.0,
+    warm: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return the seconds of each arm, round by round, after ``warm`` rounds that do not count. An arm repeats within
     its turn for ``least_s``, and its mean counts; each round begins with another arm."""
@@ -66,10 +71,10 @@ def by_turns(
     names = list(arms)
     for number in range(-warm, rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            began_s = time.perf_counter()
+            began_s = clock()
             for _ in range(repeats[name]):
                 arms[name]()
-            taken_s = (time.perf_counter() - began_s) / repeats[name]
+            taken_s = (clock() - began_s) / repeats[name]
             if number >= 0:
                 found[name].append(taken_s)
             elif number == -1:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from uneven.embedding import RowwiseAdagrad
 from uneven.embedding.kernels import kernels
 from uneven.embedding.pure.row_optimizers import Bags
+from uneven_bench.harness.threads import threads
 from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.model import DIM, ClickNet
@@ -103,16 +104,9 @@ class OnePass:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._at = self._numbered = self._running = 0
 
+    @threads()
     def run(self) -> Learned:
         """Go through the log, on one core: sums over several cores could differ in their last bits."""
-        cores = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return self._run()
-        finally:
-            torch.set_num_threads(cores)
-
-    def _run(self) -> Learned:
         threads = [_Thread(one) for one in self._trainers for _ in range(self._way.threads)]
         for one in threads:
             self._ask(one, 1 + self._way.ahead)
