@@ -1,4 +1,4 @@
-"""hivemind-style accumulation over gloo: micro-batches until together there are X samples, then one all-reduce.
+"""hivemind-style accumulation: micro-batches until together there are X samples, then one all-reduce.
 
 hivemind's peers report their progress through a distributed hash table. Here every worker sends its count to all others
 after each micro-batch, and reads theirs before it begins another; a micro-batch under way still counts.

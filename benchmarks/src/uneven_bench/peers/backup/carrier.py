@@ -1,4 +1,4 @@
-"""Redundant execution with backup workers over gloo: a small parameter server that takes the first gradients.
+"""Redundant execution with backup workers: a small parameter server that takes the first gradients.
 
 An all-reduce needs all ranks, so rank 0 hosts a server in a thread: it holds the parameters and the optimizer, makes an
 update from the first n − b gradients of a version, and sends those ranks the newest parameters. A late gradient is

@@ -1,4 +1,4 @@
-"""FlexRR over gloo: real micro-batches, real messages, the gradient of BSP.
+"""FlexRR: real micro-batches, real messages, the gradient of BSP.
 
 Each rank sums gradients of its own pieces and of those that it took over; an all-reduce adds the sums, and the number
 of samples done, that of the whole batch, divides them. A helper reads its peers' samples: all draw from one common
