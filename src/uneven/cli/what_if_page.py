@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +11,19 @@ from rich.table import Table
 
 from uneven import journal
 from uneven.cli import answer
-from uneven.cli.simulate import recorded_costs
-from uneven.cluster.pure.plan import played
-from uneven.cluster.pure.plan.what_if import RecordedCase, parse
-from uneven.cluster.pure.simulate import Scenario, described, recorded_shares, with_recorded_speeds
-from uneven.errors import ConfigError
-from uneven.journal import Iteration
+from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.journal.report import html
 from uneven.journal.report.console import Console
 from uneven.journal.report.page import Page, PageTable
 from uneven.journal.report.pure import draw
 from uneven.journal.report.pure.draw import Figure, colour
 from uneven.journal.report.pure.text import count, seconds
-from uneven.policy.balance import balancers
-from uneven.policy.core.records import LineRecord, Record, RunRecord
-from uneven.policy.core.tables import located
-from uneven.policy.sync import policies
 from uneven.runtime.installed import need
 
-AS_IT_WAS = "as it was"
 _ITERATIONS_NOTE = (
     "Cut off if a single one takes far longer than the others. If workers do not step together: the time "
     "for the samples of a global batch."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedCase:
-    """One simulated case."""
-
-    words: str  # the change
-    samples_per_s: float
-    iteration_s: float
-    durations_s: list[float]  # of its iterations
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """A recorded run, and its simulations with changes."""
-
-    name: str
-    # measured_per_s, measured_s: samples per second and usual iteration of the recorded run. If workers take
-    # independent steps, an iteration is a global batch of samples.
-    measured_per_s: float
-    measured_s: float
-    durations_s: list[float]  # of its iterations
-    played: tuple[PlayedCase, ...]  # first without a change
-
-    @property
-    def error(self) -> float:
-        """The error of the simulation without a change: simulated ÷ measured throughput − 1."""
-        return self.played[0].samples_per_s / self.measured_per_s - 1
-
-    def gain(self, one: PlayedCase) -> float:
-        """Return the gain in throughput, simulated against simulated, so that common errors cancel out."""
-        return one.samples_per_s / self.played[0].samples_per_s
 
 
 def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, form: answer.Form) -> None:
@@ -87,63 +43,7 @@ def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, form
 
 def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     """Simulate the recorded run without a change, and with each change separately."""
-    made = [(text, parse(text)) for text in changes]
-    records = list(journal.read(run).records())
-    costs = recorded_costs(run, None)
-    shares = recorded_shares(records)
-    spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
-    spec = replace(spec, workload=_workload(spec.workload, records, changes))
-    case = _recorded(spec, records, tuple(exchange_s.values()))
-    iterations = list(journal.iterations(records))
-    summary = journal.summarize(iterations)
-    if not summary.iterations:
-        raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
-    cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
-    played = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
-    return WhatIf(run.resolve().name, summary.mean_per_s, summary.iteration_s, _durations_s(iterations), played)
-
-
-def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
-    settings = next((one.settings for one in records if isinstance(one, RunRecord) and one.rank == 0), {})
-    balance, sync = str(settings.get("balance", "lb-bsp")), str(settings.get("sync", "bsp"))
-    for registry, name in ((balancers, balance), (policies, sync)):
-        try:
-            registry.resolve(name)
-        except ConfigError as error:
-            raise ConfigError(f"the run used {name}, which cannot be simulated here: {error}") from error
-    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
-
-
-def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:
-    """Set the gradients' bytes as counted by the run."""
-    lines = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients" and one.rank == 0]
-    exchanges = sum(one.exchanges for one in lines)
-    if exchanges:
-        return replace(workload, gradient_bytes=round(sum(one.sent_bytes for one in lines) / exchanges))
-    if any("link" in text.lower() for text in changes):
-        raise ConfigError("the run has not counted the bytes of its gradients, so no other link can be simulated")
-    return workload
-
-
-def _durations_s(iterations: Sequence[Iteration]) -> list[float]:
-    return [one.whole_s for one in iterations if math.isfinite(one.whole_s)]
-
-
-def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_processor: bool) -> PlayedCase:
-    scenario = Scenario(
-        spec=case.spec,
-        balancer=balancers.resolve(case.balance),
-        policy=policies.resolve(case.sync),
-        seed=seed,
-        iterations=iterations,
-        exchange_s=dict(enumerate(case.exchange_s)),
-        one_processor=one_processor,
-    )
-    records = list[Record]()
-    with located(words):
-        figures = played(scenario, records.append)
-    taken = journal.iterations(records)
-    return PlayedCase(words, figures.samples_per_s, journal.summarize(taken).iteration_s, _durations_s(taken))
+    return simulated(run.resolve().name, list(journal.read(run).records()), changes, seed)
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:

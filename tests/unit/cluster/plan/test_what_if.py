@@ -12,7 +12,7 @@ from uneven.cli import main, what_if_page
 from uneven.cluster import files
 from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
-from uneven.cluster.pure.plan.what_if import RecordedCase, parse
+from uneven.cluster.pure.plan.what_if import AS_IT_WAS, RecordedCase, parse
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, simulate, with_recorded_speeds
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import ManyWriters, read
@@ -57,7 +57,7 @@ def case(run: Path) -> RecordedCase:
 def test_the_run_as_it_was(run: Path) -> None:
     found = what_if_page.what_if(run, [], 0)
     assert abs(found.error) < 0.03
-    assert found.played[0].words == what_if_page.AS_IT_WAS
+    assert found.played[0].words == AS_IT_WAS
 
 
 def test_what_is_expected_comes_true(run: Path) -> None:
@@ -97,6 +97,10 @@ def test_a_link_and_a_shadow(run: Path) -> None:
     assert parse("With static:shares=4/3/2/1")(case(run)).balance == "static:shares=4/3/2/1"
     found = what_if_page.what_if(run, ["with shadow:ma"], 0)
     assert found.gain(found.played[1]) > 1
+    both = parse("an exchange 0.5 times as long and with lb-bsp and with local:every=8")(
+        replace(case(run), exchange_s=(0.1,) * 4)
+    )
+    assert (both.exchange_s, both.balance, both.sync) == ((0.05,) * 4, "lb-bsp", "local:every=8")
     with pytest.raises(ConfigError, match=r"with diloco:every=500: an exchange comes every 500 steps, and .* took 120"):
         what_if_page.what_if(run, ["with diloco:every=500"], 0)
 

@@ -4,20 +4,70 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.describe.trace import steady
+from uneven.cluster.pure.plan.plan_figures import played
+from uneven.cluster.pure.simulate import (
+    Scenario,
+    costs_from_journal,
+    described,
+    recorded_shares,
+    with_recorded_speeds,
+)
 from uneven.errors import ConfigError
+from uneven.journal.pure.metrics import Iteration, iterations
+from uneven.journal.pure.summary import summarize
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Cost
+from uneven.policy.core.records import LineRecord, Record, RunRecord
+from uneven.policy.core.tables import located
 from uneven.policy.sync import policies
 
+AS_IT_WAS = "as it was"
+
 _FORMS = (
-    '"rank 3 as fast as rank 0", "without rank 3", "without the straggler", "on a 10 Gbit/s link", "with shadow:ma"'
+    '"rank 3 as fast as rank 0", "without rank 3", "without the straggler", "on a 10 Gbit/s link", "with shadow:ma", '
+    '"an exchange 0.5 times as long", or two of them with "and" between them'
 )
+_AND = r"\s+and\s+(?=rank |without |on |with |an )"
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedCase:
+    """One simulated case."""
+
+    words: str  # the change
+    samples_per_s: float
+    iteration_s: float
+    durations_s: list[float]  # of its iterations
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A recorded run, and its simulations with changes."""
+
+    name: str
+    # measured_per_s, measured_s: samples per second and usual iteration of the recorded run. If workers take
+    # independent steps, an iteration is a global batch of samples.
+    measured_per_s: float
+    measured_s: float
+    durations_s: list[float]  # of its iterations
+    played: tuple[PlayedCase, ...]  # first without a change
+
+    @property
+    def error(self) -> float:
+        """The error of the simulation without a change: simulated ÷ measured throughput − 1."""
+        return self.played[0].samples_per_s / self.measured_per_s - 1
+
+    def gain(self, one: PlayedCase) -> float:
+        """Return the gain in throughput, simulated against simulated, so that common errors cancel out."""
+        return one.samples_per_s / self.played[0].samples_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +104,9 @@ def parse(text: str) -> Change:
         UnknownNameError: it is "with" an unknown name.
     """
     words = " ".join(text.lower().split())
+    if len(parts := re.split(_AND, text.strip(), flags=re.IGNORECASE)) > 1:
+        made = [parse(part) for part in parts]
+        return lambda case: reduce(lambda so_far, change: change(so_far), made, case)
     if found := re.fullmatch(r"rank (\d+) (?:is )?as fast as rank (\d+)", words):
         rank, other = int(found[1]), int(found[2])
         return lambda case: _as_fast(case, rank, other)
@@ -65,6 +118,9 @@ def parse(text: str) -> Change:
     if found := re.fullmatch(r"on an? (\d+(?:\.\d+)?) ?([kmg]bit)/s link", words):
         bit_per_s = float(found[1]) * _UNITS[found[2]]
         return lambda case: _on_link(case, bit_per_s)
+    if found := re.fullmatch(r"an exchange (\d+(?:\.\d+)?) times as long", words):
+        factor = float(found[1])
+        return lambda case: replace(case, exchange_s=tuple(factor * own_s for own_s in case.exchange_s))
     if words.startswith("with "):
         return _with(text.split(maxsplit=1)[1].strip())
     raise ConfigError(f"--what-if {text!r}: write it as in {_FORMS}")
@@ -109,3 +165,72 @@ def _with(name: str) -> Change:
 def _known(case: RecordedCase, rank: int) -> None:
     if not rank < len(case.spec.nodes):
         raise ConfigError(f"rank {rank} does not exist: the run had ranks 0 to {len(case.spec.nodes) - 1}")
+
+
+def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed: int) -> WhatIf:
+    """Simulate a recorded run without a change, and with each change separately.
+
+    Args:
+        run: its name, for messages.
+        records: those of all ranks.
+        changes: texts, see :func:`parse`.
+
+    Raises:
+        ConfigError: a change is invalid, or the run has too few records.
+    """
+    made = [(text, parse(text)) for text in changes]
+    costs = costs_from_journal(records)
+    shares = recorded_shares(records)
+    spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
+    spec = replace(spec, workload=_workload(spec.workload, records, changes))
+    case = _recorded(spec, records, tuple(exchange_s.values()))
+    recorded = iterations(records)
+    summary = summarize(recorded)
+    if not summary.iterations:
+        raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
+    cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
+    found = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
+    return WhatIf(run, summary.mean_per_s, summary.iteration_s, _durations_s(recorded), found)
+
+
+def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
+    settings = next((one.settings for one in records if isinstance(one, RunRecord) and one.rank == 0), {})
+    balance, sync = str(settings.get("balance", "lb-bsp")), str(settings.get("sync", "bsp"))
+    for registry, name in ((balancers, balance), (policies, sync)):
+        try:
+            registry.resolve(name)
+        except ConfigError as error:
+            raise ConfigError(f"the run used {name}, which cannot be simulated here: {error}") from error
+    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
+
+
+def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:
+    """Set the gradients' bytes as counted by the run."""
+    lines = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients" and one.rank == 0]
+    exchanges = sum(one.exchanges for one in lines)
+    if exchanges:
+        return replace(workload, gradient_bytes=round(sum(one.sent_bytes for one in lines) / exchanges))
+    if any("link" in text.lower() for text in changes):
+        raise ConfigError("the run has not counted the bytes of its gradients, so no other link can be simulated")
+    return workload
+
+
+def _durations_s(taken: Sequence[Iteration]) -> list[float]:
+    return [one.whole_s for one in taken if math.isfinite(one.whole_s)]
+
+
+def _play(words: str, case: RecordedCase, count: int, seed: int, *, one_processor: bool) -> PlayedCase:
+    scenario = Scenario(
+        spec=case.spec,
+        balancer=balancers.resolve(case.balance),
+        policy=policies.resolve(case.sync),
+        seed=seed,
+        iterations=count,
+        exchange_s=dict(enumerate(case.exchange_s)),
+        one_processor=one_processor,
+    )
+    records = list[Record]()
+    with located(words):
+        figures = played(scenario, records.append)
+    taken = iterations(records)
+    return PlayedCase(words, figures.samples_per_s, summarize(taken).iteration_s, _durations_s(taken))
