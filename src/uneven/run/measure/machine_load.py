@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +59,7 @@ class LoadMeter:
         self._rank = rank  # for the records
         self._every_s = every_s
         self._process = psutil.Process()
-        self._gpu = _Gpu.open(gpu_uuid)
+        self._gpu = Gpu.open(gpu_uuid)
         self._left_s = 0.0
         self._process.cpu_percent()  # the first call only sets psutil's starting point
         self._times_s = _times_s()
@@ -115,7 +116,7 @@ def _times_s() -> tuple[float, float]:
     return all_s - times.idle - getattr(times, "iowait", 0.0), all_s
 
 
-class _Gpu:
+class Gpu:
     """One device in NVML."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -123,7 +124,7 @@ class _Gpu:
         self._handle = handle
 
     @classmethod
-    def open(cls, uuid: str | None) -> _Gpu | None:
+    def open(cls, uuid: str | None) -> Gpu | None:
         """Return the device; None if there is none, no driver answers, or the extra ``gpu`` is not installed."""
         if uuid is None or find_spec("pynvml") is None:
             return None
@@ -141,6 +142,27 @@ class _Gpu:
             return use, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except self._nvml.NVMLError:
             return None, None  # some virtual devices do not support one of the two
+
+    def state(self) -> dict[str, float]:
+        """Return the parts of its greatest clock rate and PCIe width, its temperature, and whether heat slows it."""
+        nvml, handle = self._nvml, self._handle
+        hot = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        sources: dict[str, Callable[[], float]] = {
+            "gpu_clock": lambda: (
+                nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+                / nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+            ),
+            "gpu_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_hot": lambda: bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & hot),
+            "pcie_width": lambda: (
+                nvml.nvmlDeviceGetCurrPcieLinkWidth(handle) / nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+            ),
+        }
+        found = {}
+        for name, read in sources.items():
+            with suppress(nvml.NVMLError):
+                found[name] = float(read())
+        return found
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()

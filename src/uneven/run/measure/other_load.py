@@ -13,23 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from uneven.run.measure import control_group
+from uneven.run.measure.control_group import KernelFile
+
 LEAST_S = 0.1  # between two readings: the machine's own count has a resolution of 0.01 s
 
 _LIMITS_EVERY_S = 1.0  # between two checks of the node's size
-
-
-class _KernelFile:
-    """A small kernel file that stays open, because opening it costs more than reading it."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def text(self) -> str:
-        """Return its first lines now."""
-        return os.pread(self._descriptor, 4096, 0).decode()
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self._descriptor)  # at the end of the program `os` may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +79,17 @@ class Others:
 
 def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[SharedNode, ...]:
     """Return the control group of this process, whose quota may change, and the machine, as far as they exist."""
-    return tuple(node for node in (_group(own, tree), _machine()) if node is not None)
+    group = control_group.find(own, tree)
+    nodes = [SharedNode(group.cores, group.used_s)] if group is not None and group.accounts else []
+    return (*nodes, *_machine())
 
 
-def _group(own: Path, tree: Path) -> SharedNode | None:
-    paths: dict[str, str] = {}
-    for line in own.read_text().splitlines() if own.is_file() else []:
-        _, controllers, path = line.split(":", 2)
-        paths.update((controller, path.lstrip("/")) for controller in controllers.split(","))
-    if "cpu" in paths:  # version 1
-        group, accounts = tree / "cpu" / paths["cpu"], tree / "cpuacct" / paths.get("cpuacct", "")
-        same = paths.get("cpuacct") == paths["cpu"]  # a count of another group says nothing about this one
-        if same and (group / "cpu.cfs_quota_us").is_file() and (accounts / "cpuacct.usage").is_file():
-            quota, period = _KernelFile(group / "cpu.cfs_quota_us"), _KernelFile(group / "cpu.cfs_period_us")
-            usage = _KernelFile(accounts / "cpuacct.usage")
-            return SharedNode(lambda: _part(quota.text(), period.text()), lambda: int(usage.text()) / 1e9)
-    elif "" in paths and (tree / paths[""] / "cpu.max").is_file():  # version 2
-        limit, stat = _KernelFile(tree / paths[""] / "cpu.max"), _KernelFile(tree / paths[""] / "cpu.stat")
-        return SharedNode(lambda: _part(*limit.text().split()), lambda: _usage_usec(stat.text()) / 1e6)
-    return None
-
-
-def _part(quota: str, period: str) -> float | None:
-    return int(quota) / int(period) if quota.strip() not in ("-1", "max") else None
-
-
-def _usage_usec(stat: str) -> int:
-    return next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("usage_usec"))
-
-
-def _machine() -> SharedNode | None:
+def _machine() -> list[SharedNode]:
     path, cores = Path("/proc/stat"), os.cpu_count()
     if cores is None or not path.is_file():
-        return None
-    stat, ticks_per_s = _KernelFile(path), os.sysconf("SC_CLK_TCK")
-    return SharedNode(lambda: cores, lambda: _busy_ticks(stat.text()) / ticks_per_s)
+        return []
+    stat, ticks_per_s = KernelFile(path), os.sysconf("SC_CLK_TCK")
+    return [SharedNode(lambda: cores, lambda: _busy_ticks(stat.text()) / ticks_per_s)]
 
 
 def _busy_ticks(stat: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.run.measure import other_load as measured
+from uneven.run.measure import control_group
 from uneven.run.measure.other_load import Others, SharedNode, find
 
 
@@ -79,6 +79,10 @@ def test_a_group_of_version_2_with_a_quota_is_the_node(tmp_path: Path) -> None:
     (group / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
     node = find(own, tmp_path / "tree")[0]
     assert (node.cores(), node.used_s()) == (0.5, 2.5)
+    (group / "cpu.stat").write_text("usage_usec 2500000\nthrottled_usec 1500000\n")
+    found = control_group.find(own, tmp_path / "tree")
+    assert found is not None
+    assert (found.throttled_s(), found.number) == (1.5, group.stat().st_ino)
     (group / "cpu.max").write_text("max 100000\n")
     assert node.cores() is None
 
@@ -91,6 +95,7 @@ def test_a_group_of_version_1_is_the_node_if_it_keeps_accounts_of_it(tmp_path: P
         (tree / controller / "g").mkdir(parents=True)
     (tree / "cpu" / "g" / "cpu.cfs_quota_us").write_text("4000\n")
     (tree / "cpu" / "g" / "cpu.cfs_period_us").write_text("10000\n")
+    (tree / "cpu" / "g" / "cpu.stat").write_text("nr_periods 9\nnr_throttled 3\nthrottled_time 250000000\n")
     (tree / "cpuacct" / "g" / "cpuacct.usage").write_text("1500000000\n")
     (tree / "cpuacct" / "cpuacct.usage").write_text("9000000000\n")
     found = find(own, tree)
@@ -98,6 +103,9 @@ def test_a_group_of_version_1_is_the_node_if_it_keeps_accounts_of_it(tmp_path: P
     assert len(found) == len(machine) + (accounts == "/g")
     if accounts == "/g":
         assert (found[0].cores(), found[0].used_s()) == (0.4, 1.5)
+        group = control_group.find(own, tree)
+        assert group is not None
+        assert group.throttled_s() == 0.25
         (tree / "cpu" / "g" / "cpu.cfs_quota_us").write_text("-1\n")
         assert found[0].cores() is None
 
@@ -120,7 +128,7 @@ def test_a_file_of_the_kernel_is_closed_in_silence_when_the_program_is_torn_down
     """Then the modules that it needs may be gone."""
     unheard: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unheard.append)
-    file = measured._KernelFile(Path("/proc/self/cgroup"))
-    monkeypatch.setattr(measured, "os", None)
+    file = control_group.KernelFile(Path("/proc/self/cgroup"))
+    monkeypatch.setattr(control_group, "os", None)
     del file
     assert unheard == []
