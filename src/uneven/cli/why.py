@@ -117,12 +117,10 @@ def _train(command: list[str], run: Path, *, live: bool) -> int:
 
 def show(run: Path, form: answer.Form = answer.Form.TEXT, *, remedies: bool = True) -> None:
     """Print the explanation of a run."""
-    from uneven.cli.why_page import as_text, with_remedies
+    from uneven.cli.why_page import as_text
     from uneven.why.explain import explain
 
-    found = explain(run)
-    if remedies:
-        found = with_remedies(run, found)
+    found = explain(run, remedies=remedies)
     if form is answer.Form.JSON:
         answer.write(found)
     else:

@@ -1,57 +1,12 @@
-"""The text and the JSON of ``uneven why``, and the simulation of its remedies."""
+"""The text of ``uneven why``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
-from uneven.cli.what_if_page import what_if
-from uneven.errors import ConfigError
-from uneven.why.pure.causes import CAUSES, Explanation, Remedy, Suspect, WorkerTimes
-
-_SEEDS = range(3)
-_WORTH = 1.03  # smaller gains are not listed
-
-
-def with_remedies(run: Path, found: Explanation) -> Explanation:
-    """Return the explanation with the gain of each remedy; a note says why there are none."""
-    if not found.suspects:
-        return found
-    changes = _changes(found)
-    gains: dict[str, list[float]] = {text: [] for text, _, _ in changes}
-    note = found.note
-    for seed in _SEEDS:
-        try:
-            simulated = what_if(run, [text for text, _, _ in changes], seed)
-        except ConfigError as error:
-            return replace(found, note=f"no remedy was simulated: {error}")
-        for one in simulated.played[1:]:
-            gains[one.words].append(simulated.gain(one))
-    remedies = [
-        Remedy(words=words, gain=median(gains[text]), least=min(gains[text]), most=max(gains[text]), command=command)
-        for text, words, command in changes
-        if median(gains[text]) >= _WORTH
-    ]
-    return replace(found, remedies=tuple(sorted(remedies, key=lambda one: -one.gain)), note=note)
-
-
-def _changes(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return what-if text, words and command of each remedy that can apply."""
-    first = found.suspects[0]
-    if first.cause == "link":
-        return [("with local:every=8", "averaging every 8 steps instead of each", "--sync local:every=8")]
-    others = [one for one in found.workers if one.rank not in {suspect.rank for suspect in found.suspects}]
-    middle = sorted(others or found.workers, key=lambda one: one.own_s)[len(others or found.workers) // 2]
-    made = [(f"rank {first.rank} as fast as rank {middle.rank}", f"rank {first.rank} as fast as the others", "")]
-    if len(found.workers) > 2:
-        made.append((f"without rank {first.rank}", f"leaving rank {first.rank} out", ""))
-    if first.cause != "batch":
-        made.append(("with lb-bsp", "unequal shares (three lines: uneven.Session)", "uneven run train.py"))
-    made.append(("with local:every=8", "averaging every 8 steps instead of each", "--sync local:every=8"))
-    return made
+from uneven.why.pure.causes import CAUSES, EVERY_WORKER, PAUSES, Explanation, Suspect, WorkerTimes
 
 
 def as_text(found: Explanation) -> str:
@@ -69,9 +24,9 @@ def as_text(found: Explanation) -> str:
     lines += ["", *_table(found.workers)]
     for pause in found.pauses:
         if pause.part >= 0.005:
-            lines.append(
-                f"Now and then: {pause.steps} long steps of rank {pause.rank} took {pause.part:.1%} of the time."
-            )
+            whose = "all workers" if pause.rank == EVERY_WORKER else f"rank {pause.rank}"
+            why = f" ({PAUSES[pause.cause]})" if pause.cause else ""
+            lines.append(f"Now and then: {pause.steps} long steps of {whose}{why} took {pause.part:.1%} of the time.")
     if found.remedies:
         width = max(len(one.words) for one in found.remedies) + 2
         lines += ["", f"{'what would help':<{width}} expected"]

@@ -8,13 +8,15 @@ from pathlib import Path
 from uneven import journal
 from uneven.policy.core.records import FactsRecord, Record, RunRecord
 from uneven.why.pure.causes import Explanation, FactSums, judge
+from uneven.why.pure.remedies import with_remedies
 
 
-def explain(run: str | Path) -> Explanation:
+def explain(run: str | Path, *, remedies: bool = True) -> Explanation:
     """Read a run's journal and return who is slow, why, and the gain of each remedy.
 
     Args:
         run: a run directory, of ``uneven why`` or of any session.
+        remedies: simulate them, which takes a second or more.
 
     Raises:
         JournalError: the journal is missing or cannot be read.
@@ -27,7 +29,8 @@ def explain(run: str | Path) -> Explanation:
     """
     path = Path(run)
     records = list(journal.read(path).records())
-    return explained(path.resolve().name, records)
+    found = explained(path.resolve().name, records)
+    return with_remedies(found, records) if remedies else found
 
 
 def explained(name: str, records: Sequence[Record]) -> Explanation:

@@ -1,7 +1,7 @@
 """Facts about a worker and its machine that explain a slow step: read once a second, in a thread, without root.
 
-They come from ``/proc``, the worker's control group, its own sockets (``TCP_INFO``) and Python's garbage collector. A
-source that a system does not have is left out.
+They come from ``/proc``, the worker's control group, its own sockets (``TCP_INFO``), its GPU (NVML) and Python's
+garbage collector. A source that a system does not have is left out, and so is a value of 0.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ import os
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import torch
 
 from uneven.policy.core.records import FactsRecord, Record
+from uneven.run.measure import control_group
+from uneven.run.measure.machine_load import Gpu, nvml_uuid
 
+BUDGET = 0.005  # part of the time that the measurement may take
 _EVERY_S = 1.0
 _PIECE_S = 0.05
 _PUNCTUAL_S = 0.002  # a timer on a busy machine is late by less
 _LOOKS_AT_OTHERS = 0.1  # part of a period in which the training thread was queued; above, its competitors are listed
 _BUSY_PERCENT = 10.0  # of a processor
-_NS = 1e9
+_LOADS = 0.1  # part of a period in which it waited for data; above, the file systems of its open files are read
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "fuse.")
 
 
 class RunQueueClock:
@@ -54,14 +60,18 @@ class FactsThread:
         self._write = write
         self._iteration = iteration
         self._lock = threading.Lock()
-        self._sums = dict.fromkeys(("steps", "whole_s", "exchange_s", "ran_s", "queued_s", "elements"), 0.0)
+        self._sums: dict[str, float] = {}
         self._collected_s = 0.0
         self._collecting_since = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uneven-why", daemon=True)
-        self._group = _ControlGroup.find()
+        self._group = control_group.find()
         self._process = psutil.Process()
         self._sockets = Sockets()
+        self._device = -1  # the number of its GPU, once it uses one
+        self._gpu: Gpu | None = None
+        self._others_due_s = 0.0
+        self._spent_s = 0.0
 
     def start(self) -> None:
         gc.callbacks.append(self._collected)
@@ -74,16 +84,20 @@ class FactsThread:
         self._stop.set()
         self._thread.join(timeout=5.0)
 
-    def step(self, whole_s: float, exchange_s: float, ran_s: float, queued_s: float, elements: int) -> None:
-        """Add a step of the training thread, as measured between two optimizer steps."""
+    def step(self, values: Mapping[str, float]) -> None:
+        """Add a measured step of the training thread, which calls this."""
+        if self._device < 0 and torch.cuda.is_initialized():
+            self._device = torch.cuda.current_device()  # of this thread
         with self._lock:
             sums = self._sums
-            sums["steps"] += 1
-            sums["whole_s"] += whole_s
-            sums["exchange_s"] += exchange_s
-            sums["ran_s"] += ran_s
-            sums["queued_s"] += queued_s
-            sums["elements"] += elements
+            sums["steps"] = sums.get("steps", 0.0) + 1
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value
+
+    def take_spent_s(self) -> float:
+        """Return the processor seconds spent since the last call."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
 
     def _collected(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
@@ -92,27 +106,34 @@ class FactsThread:
             self._collected_s += time.perf_counter() - self._collecting_since
 
     def _run(self) -> None:
-        before = self._counters()
+        before, step, spent_s = self._counters(), self._iteration(), time.thread_time()
         due_s = time.monotonic() + _EVERY_S
         while True:
             stopped, late_s = self._sleep(due_s)
             due_s = time.monotonic() + _EVERY_S
             with self._lock:
-                sums, self._sums = self._sums, dict.fromkeys(self._sums, 0.0)
-            now = self._counters()
-            if sums["steps"]:
-                values = sums | {name: now[name] - before[name] for name in now if name in before}
-                values["late_s"] = late_s
-                values |= self._levels() | self._sockets.read()
-                others = self._others() if sums["queued_s"] > _LOOKS_AT_OTHERS * sums["whole_s"] else ""
-                self._write(
-                    FactsRecord(
-                        rank=self._rank, iteration=self._iteration(), at_s=time.time(), values=values, others=others
-                    )
-                )
-            before = now
+                sums, self._sums = self._sums, {}
+            now, passed = self._counters() | {"late_s": late_s}, self._iteration() - step
+            if sums:
+                self._record(sums, {name: value - before.get(name, 0.0) for name, value in now.items()}, passed)
+            before, step = now | {"late_s": 0.0}, step + passed
+            self._spent_s += time.thread_time() - spent_s
+            spent_s = time.thread_time()
             if stopped:
                 return
+
+    def _record(self, sums: dict[str, float], counted: dict[str, float], passed: int) -> None:
+        # Counters include the steps that were not measured; their sums are for those that were.
+        part = min(1.0, sums["steps"] / max(1, passed))
+        values = sums | {name: part * value for name, value in counted.items()}
+        values |= self._levels() | {name: part * value for name, value in self._sockets.read().items()}
+        if sums.get("data_s", 0.0) > _LOADS * sums["whole_s"]:
+            values["network_files"] = float(self._on_a_network())
+        others = self._others() if sums.get("queued_s", 0.0) > _LOOKS_AT_OTHERS * sums["whole_s"] else ""
+        kept = {name: float(f"{value:.6g}") for name, value in values.items() if value}
+        self._write(
+            FactsRecord(rank=self._rank, iteration=self._iteration(), at_s=time.time(), values=kept, others=others)
+        )
 
     def _sleep(self, until_s: float) -> tuple[bool, float]:
         """Sleep in short pieces; return whether the measurement ends, and the seconds by which pieces ended late.
@@ -133,20 +154,23 @@ class FactsThread:
         found = {
             "clock_s": time.monotonic(),
             "collected_s": self._collected_s,
+            "compiled_s": _compiled_s(),
             "major_faults": float(usage.ru_majflt),
-            **self._group.throttled(),
             **_machine(),
-            **_compiled(),
         }
         with suppress(OSError, psutil.Error):
-            found["read_bytes"] = float(self._process.io_counters().read_bytes)
+            io = self._process.io_counters()
+            found |= {"read_bytes": float(io.read_bytes), "written_bytes": float(io.write_bytes)}
+        if self._group is not None:
+            with suppress(OSError):  # the group has been removed
+                found["throttled_s"] = self._group.throttled_s()
         return found
 
     def _levels(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        if (cores := self._group.cores()) is not None:
-            found["quota_cores"] = cores
-        found["memory"] = psutil.virtual_memory().percent / 100
+        found = {"memory": psutil.virtual_memory().percent / 100, **self._gpu_state()}
+        if self._group is not None:
+            with suppress(OSError):
+                found |= {"group": float(self._group.number), "quota_cores": self._group.cores() or 0.0}
         with suppress(OSError, StopIteration, ValueError):
             lines = Path("/proc/self/status").read_text().splitlines()
             found["swapped_bytes"] = 1024.0 * int(next(one for one in lines if one.startswith("VmSwap")).split()[1])
@@ -154,8 +178,18 @@ class FactsThread:
             found["clock"] = clock.current / clock.max
         return found
 
+    def _gpu_state(self) -> dict[str, float]:
+        if self._device < 0:
+            return {}
+        if self._gpu is None:
+            self._gpu = Gpu.open(nvml_uuid(torch.device("cuda", self._device)))
+        return self._gpu.state() if self._gpu is not None else {}
+
     def _others(self) -> str:
         """Return the name and process number of the busiest process that is not this one."""
+        started_s = time.monotonic()
+        if started_s < self._others_due_s:
+            return ""
         busiest: tuple[bool, float, str] = (False, 0.0, "")
         here = set(self._process.cpu_affinity()) if hasattr(self._process, "cpu_affinity") else set()
         for one in psutil.process_iter(("name",)):
@@ -164,7 +198,31 @@ class FactsThread:
                 if one.pid != self._process.pid and used > _BUSY_PERCENT:
                     same = bool(here) and set(one.cpu_affinity()) == here
                     busiest = max(busiest, (same, used, f"{one.info['name']} ({one.pid})"))
+        now_s = time.monotonic()
+        self._others_due_s = now_s + (now_s - started_s) / BUDGET  # a machine may have thousands of processes
         return busiest[2]
+
+    def _on_a_network(self) -> bool:
+        """Return whether a file that this process or its loader has open is on a network file system."""
+        mounts = Path("/proc/self/mounts")
+        if not mounts.is_file():
+            return False
+        opened = set[str]()
+        for one in (self._process, *self._process.children()):
+            with suppress(psutil.Error):
+                opened.update(file.path for file in one.open_files())
+        return any(on_a_network(path, mounts.read_text()) for path in opened)
+
+
+def on_a_network(path: str, mounts: str) -> bool:
+    """Return whether a file is on a network file system; ``mounts`` is the text of ``/proc/mounts``."""
+    place, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, its_kind, *_ = line.split(" ")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(place):
+            place, kind = point, its_kind
+    return kind.startswith(_NETWORK)
 
 
 def _machine() -> dict[str, float]:
@@ -177,58 +235,11 @@ def _machine() -> dict[str, float]:
     return found
 
 
-def _compiled() -> dict[str, float]:
+def _compiled_s() -> float:
     """Return the seconds that torch.compile has taken, if the script uses it."""
-    import sys
-
     utils = sys.modules.get("torch._dynamo.utils")
-    times = getattr(utils, "compilation_time_metrics", None)
-    return {"compiled_s": sum(times.get("_compile.compile_inner", ()))} if times else {"compiled_s": 0.0}
-
-
-class _ControlGroup:
-    """The control group of this process."""
-
-    def __init__(self, stat: Path | None, limits: tuple[Path, ...]) -> None:
-        self._stat = stat
-        self._limits = limits
-
-    @classmethod
-    def find(cls, own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> _ControlGroup:
-        paths: dict[str, str] = {}
-        for line in own.read_text().splitlines() if own.is_file() else []:
-            _, controllers, path = line.split(":", 2)
-            paths.update((controller, path.lstrip("/")) for controller in controllers.split(","))
-        limits: tuple[Path, ...]
-        if "cpu" in paths:  # version 1
-            folder = next((one for one in (tree / "cpu", tree / "cpu,cpuacct") if one.is_dir()), tree / "cpu")
-            group = folder / paths["cpu"]
-            limits = (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
-        else:
-            group = tree / paths.get("", "")
-            limits = (group / "cpu.max",)
-        stat = group / "cpu.stat"
-        return cls(stat if stat.is_file() else None, limits)
-
-    def throttled(self) -> dict[str, float]:
-        if self._stat is None:
-            return {}
-        try:
-            rows = dict(line.split() for line in self._stat.read_text().splitlines())
-        except OSError:  # the group has been removed
-            return {}
-        seconds = (
-            int(rows["throttled_time"]) / _NS if "throttled_time" in rows else int(rows.get("throttled_usec", 0)) / 1e6
-        )
-        return {"throttled": float(rows.get("nr_throttled", 0)), "throttled_s": seconds}
-
-    def cores(self) -> float | None:
-        """Return the processors that the quota allows; None without a quota."""
-        try:
-            words = " ".join(path.read_text() for path in self._limits).split()
-        except OSError:
-            return None
-        return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] not in ("-1", "max") else None
+    times: Mapping[str, list[float]] = getattr(utils, "compilation_time_metrics", {})
+    return sum(times.get("_compile.compile_inner", ()))
 
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)

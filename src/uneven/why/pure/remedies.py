@@ -1,0 +1,112 @@
+"""What would help a run with a slow worker: each remedy is simulated on the run's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from uneven.cluster.pure.plan.what_if import simulated
+from uneven.errors import ConfigError
+from uneven.journal.pure.metrics import iterations
+from uneven.policy.core.records import Record, StepRecord
+from uneven.why.pure.causes import EXCHANGING, Explanation, Remedy, Suspect
+
+_SEEDS = range(3)
+_WORTH = 1.03  # smaller gains are not listed
+_LOCAL, _SHARES = "with local:every=8", "with lb-bsp"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A remedy before it is simulated."""
+
+    text: str  # for the simulation, see `cluster.pure.plan.what_if.parse`
+    words: str  # for people
+    command: str = ""
+
+
+_RARELY = Change(_LOCAL, "averaging every 8 steps instead of each", "uneven run --sync local:every=8 train.py")
+
+
+def with_remedies(found: Explanation, records: Sequence[Record]) -> Explanation:
+    """Return the explanation with the gain of each remedy; a note gives the reason if there are none."""
+    if any(one.shared for one in found.suspects):
+        reason = "its machine has no free processors, so a faster worker would take them from the others"
+        return replace(found, note=f"no gain is promised: {reason}")
+    known = changes(found)
+    gains = dict[str, list[float]]()
+    try:
+        for seed in _SEEDS if known else ():
+            for text, gain in expected(found.run, records, [one.text for one in known], seed)[1].items():
+                gains.setdefault(text, []).append(gain)
+    except ConfigError as error:
+        return replace(found, note=f"no remedy was simulated: {error}")
+    made = [
+        Remedy(
+            words=one.words,
+            gain=median(gains[one.text]),
+            least=min(gains[one.text]),
+            most=max(gains[one.text]),
+            command=one.command,
+        )
+        for one in known
+        if median(gains[one.text]) >= _WORTH
+    ]
+    return replace(found, remedies=tuple(sorted(made, key=lambda one: -one.gain)))
+
+
+def expected(run: str, records: Sequence[Record], texts: Sequence[str], seed: int) -> tuple[float, dict[str, float]]:
+    """Return the simulated throughput ÷ the recorded one, and the gain of each what-if text.
+
+    Raises:
+        ConfigError: a text is invalid, or the run cannot be simulated.
+    """
+    simulation = simulated(run, _with_transfers(records), texts, seed)
+    return 1 + simulation.error, {one.words: simulation.gain(one) for one in simulation.played[1:]}
+
+
+def changes(found: Explanation) -> list[Change]:
+    """Return the remedies that can apply to a run."""
+    communicate_s = median([one.communicate_s for one in found.workers] or [0.0])
+    if found.suspects and found.suspects[0].cause != "link":
+        return _of_a_slow_worker(found, found.suspects[0])
+    if not found.suspects and communicate_s < EXCHANGING * found.step_s:
+        return []
+    factor, words = 0.5, "a link twice as fast"
+    if found.suspects:  # of a ring, the slowest link sets the time
+        factor = max(0.01, 1 - found.suspects[0].late_s / communicate_s)
+        words = f"a link of rank {found.suspects[0].rank} as fast as the others'"
+    return [Change(f"an exchange {factor:.3f} times as long", words), _RARELY]
+
+
+def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Change]:
+    others = [one for one in found.workers if one.rank not in {suspect.rank for suspect in found.suspects}]
+    middle = sorted(others or found.workers, key=lambda one: one.own_s)[len(others or found.workers) // 2]
+    words = {"data": "more loader workers: rank {} loads as fast as the others"}.get(
+        slow.cause, "rank {} as fast as the others"
+    )
+    made = [Change(f"rank {slow.rank} as fast as rank {middle.rank}", words.format(slow.rank))]
+    if len(found.workers) > 2:
+        made.append(Change(f"without rank {slow.rank}", f"leaving rank {slow.rank} out"))
+    if slow.cause == "batch":  # equal costs take equal times, as shares that follow the speed do
+        made.append(Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", "uneven run train.py"))
+    else:
+        made.append(Change(_SHARES, "unequal shares (three lines: uneven.Session)", "uneven run train.py"))
+    both = Change(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", _RARELY.command)
+    return [*made, _RARELY, both]
+
+
+def _with_transfers(records: Sequence[Record]) -> list[Record]:
+    """Return the records with the transfer of each step: the part of an exchange in which no worker waits for another.
+
+    A worker without a session does not know it.
+    """
+    communicated = {one.iteration: one.timings for one in iterations(records)}
+    made = list[Record]()
+    for one in records:
+        if isinstance(one, StepRecord) and not one.transfer_s:
+            timing = communicated.get(one.iteration, {}).get(one.rank)
+            one = replace(one, transfer_s=timing.communicate_s if timing else 0.0)
+        made.append(one)
+    return made
