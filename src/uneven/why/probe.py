@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ _now = time.perf_counter
 _MOST_MEETINGS = 32  # written per step, which keeps its records below 1 kB; the rest is one sum
 _DIGITS = 6  # of a second: microseconds
 _BURST = 16  # steps that are measured one after the other
+_FIRST = 48  # steps that are measured in any case
 _SPARSEST = 64  # at least one burst in so many is measured
 
 
@@ -110,8 +112,8 @@ class Probe:
         self._session = False  # one of uneven writes the steps
         self._off = False
         self._resting = False  # this burst of steps is not measured
-        self._spent_s = 0.0  # by the hooks in this burst
-        self._passed_s = 0.0  # in its measured steps
+        self._spent_s = 0.0  # by the hooks in this step
+        self._costs: list[tuple[float, float]] = []  # of each measured step in this burst: by the hooks, whole
         self._evaluated_at_s = math.nan  # the last batch without gradients in this step
 
     @classmethod
@@ -282,19 +284,22 @@ class Probe:
         else:
             self._sums.cut(mark.sums)
             if before is not None:
+                self._costs.append((self._spent_s, mark.at_s - before.at_s))
                 self._record(before, mark)
+            self._spent_s = 0.0
         self._iteration += 1
         if self._iteration % _BURST == 0:
             self._plan_burst()
 
     def _plan_burst(self) -> None:
         """Decide whether the next steps are measured."""
-        if self._passed_s > 0.0:
-            cost_s = self._spent_s + sum(one.take_spent_s() for one in (self._writer, self._facts) if one is not None)
-            over = cost_s / self._passed_s / BUDGET
-            self._sparse = min(_SPARSEST, 2 ** max(0, math.ceil(math.log2(over)))) if over > 0 else 1
-        self._spent_s = self._passed_s = 0.0
-        self._resting = self._iteration // _BURST % self._sparse != 0
+        if self._costs:
+            # Medians, because a hook may have waited for a processor.
+            hooks_s, whole_s = (median(each) for each in zip(*self._costs, strict=True))
+            threads_s = sum(one.take_spent_s() for one in (self._writer, self._facts) if one is not None)
+            self._sparse = sparse(hooks_s + threads_s / len(self._costs), whole_s)
+            self._costs.clear()
+        self._resting = self._iteration >= _FIRST and self._iteration // _BURST % self._sparse != 0
         if self._resting:
             self._before = None
             self._forward.clear()
@@ -304,7 +309,6 @@ class Probe:
         exchange_s = sum(sums.meetings)
         own_s = max(0.0, whole_s - exchange_s)
         data_s = min(sums.data_s, own_s)
-        self._passed_s += whole_s
         if not self._session:
             self._write(
                 StepRecord(
@@ -344,6 +348,12 @@ class Probe:
     def _write(self, record: Record) -> None:
         if self._writer is not None:
             self._writer.write(record)
+
+
+def sparse(cost_s: float, step_s: float) -> int:
+    """Return the power of two so that measuring one step in so many keeps within the budget: 1 … 64."""
+    over = cost_s / step_s / BUDGET
+    return min(_SPARSEST, 2 ** math.ceil(math.log2(over))) if over > 1 else 1
 
 
 def _has_session(path: Path) -> bool:

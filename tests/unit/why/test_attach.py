@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from uneven import journal
+from uneven.journal.reader import rank_path
 from uneven.policy.core.records import FactsRecord, MeetingsRecord, StepRecord
 from uneven.testing.ranks import RankContext, ranks, run_ranks
+from uneven.why.probe import sparse
 from uneven.why.start import attach
 
 STEPS = 12
@@ -90,3 +93,49 @@ def test_a_loop_without_an_optimizer_has_steps(me: RankContext, tmp_path: str) -
     torch.distributed.barrier()
     steps = [one for one in journal.read(Path(tmp_path)).ranks[me.rank] if isinstance(one, StepRecord)]
     assert 15 <= len(steps) <= 40  # the first burst; such short steps are not all measured
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "step_s", "one_in"), [(1e-4, 0.05, 1), (1e-4, 0.005, 4), (1e-4, 1e-4, 64), (0.0, 0.1, 1)]
+)
+def test_one_step_in_so_many_keeps_the_budget(cost_s: float, step_s: float, one_in: int) -> None:
+    assert sparse(cost_s, step_s) == one_in
+
+
+@ranks(2)
+def test_short_steps_are_measured_in_bursts_that_all_workers_share(me: RankContext, tmp_path: str) -> None:
+    probe = attach(tmp_path)
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for number in range(2_000):
+        layer(torch.ones(2)).sum().backward()
+        if me.rank and number % 100 == 0:
+            end_s = time.thread_time() + 0.01
+            while time.thread_time() < end_s:
+                pass
+        optimizer.step()
+    probe.close()
+    torch.distributed.barrier()
+    steps = {
+        rank: {one.iteration for one in records if isinstance(one, StepRecord)}
+        for rank, records in journal.read(Path(tmp_path)).ranks.items()
+    }
+    assert {*range(48)} <= steps[0] & steps[1]
+    assert 60 < len(steps[0] & steps[1]) == min(map(len, steps.values())) < 1_100
+
+
+@ranks(2)
+def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, tmp_path: str) -> None:
+    probe = attach(tmp_path)
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(40):
+        layer(torch.ones(2)).sum().backward()
+        for _ in range(100):
+            torch.distributed.all_reduce(layer.weight.grad)
+        optimizer.step()
+    probe.close()
+    size = rank_path(Path(tmp_path), me.rank).stat().st_size
+    steps = sum(isinstance(one, StepRecord) for one in journal.read(Path(tmp_path)).ranks[me.rank])
+    assert steps >= 38
+    assert size / steps < 1_000

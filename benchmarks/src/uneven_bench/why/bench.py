@@ -1,12 +1,15 @@
 """``uneven bench why``: does it name the slow worker and the cause, is it silent otherwise, and what does it cost?
 
-Every run is drawn from a seed: three real workers, joined by gloo, one of them disturbed or none.
+Every run is drawn from a seed: three real workers, joined by gloo, one of them disturbed or none. Each remedy is really
+done, on machines drawn from the same seed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
+from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.cluster.emulate.netns import EmulatedNetwork
 from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.wiring import Wiring
@@ -24,21 +28,31 @@ from uneven.cluster.pure.describe.spec import Node
 from uneven.testing.ranks import run_ranks
 from uneven.why.explain import explain
 from uneven.why.pure.causes import Explanation
+from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.why import remedies
 from uneven_bench.why.body import overhead, train
-from uneven_bench.why.cases import CAUSES, WORKERS, WhyCase, drawn
+from uneven_bench.why.cases import CAUSES, PAUSES, WORKERS, WhyCase, drawn
 
 SEED = 6_117
 WITH_CAUSE, EQUAL = 60, 40
-FEW_WITH_CAUSE, FEW_EQUAL = 5, 2
+FEW_WITH_CAUSE, FEW_EQUAL = 3, 2
 _STEPS_S = {"5": 0.005, "50": 0.05}
+_PAIRS, _FEW_PAIRS = 40, 3
+_WORLDS, _WORLD_STEPS = 6, 100
+_FEW_WORLDS, _FEW_WORLD_STEPS = 1, 30
 _WITHIN_S = 180.0
+_BUSY = "while True: pass"
 
 
 def run(quick: bool, progress: Progress, seed: int | None = None, only: int | None = None) -> dict[str, Any]:
-    """Play 60 runs with a cause and 40 without; with ``quick``, 5 and 2. ``only``: one run. Result: ``rank_right`` and
-    ``cause_right`` (parts of the runs with a cause), ``silent_right`` (of the equal ones), ``runs`` (their numbers),
-    ``overhead`` (step in ms → ratio with its middle half), ``wrong``."""
+    """Play 60 runs with a cause and 40 without; with ``quick``, 3 and 2. ``only``: one run.
+
+    Result: ``rank_right`` and ``cause_right`` (parts of the runs with a cause), ``silent_right`` (of the equal ones),
+    ``runs`` (their numbers), ``overhead`` (step in ms → ratio of processor time, and of wall time, with the middle
+    halves), ``as_it_was_error`` and ``remedy_error`` (median and worst, without sign; with root),
+    ``worlds``, ``wrong``.
+    """
     seed = SEED if seed is None else seed
     cases = drawn(seed, *((FEW_WITH_CAUSE, FEW_EQUAL) if quick else (WITH_CAUSE, EQUAL)))
     if only is not None:
@@ -52,14 +66,18 @@ def run(quick: bool, progress: Progress, seed: int | None = None, only: int | No
     costs = {}
     for name, step_s in _STEPS_S.items() if only is None else ():
         progress("overhead", f"steps of {name} ms", 0.0)
-        costs[name] = _overhead(step_s, blocks=6 if quick else 40)
+        costs[name] = _overhead(step_s, _FEW_PAIRS if quick else _PAIRS)
+    worlds = _remedies(seed, quick, progress) if only is None else []
     return {
         "seed": seed,
-        "runs": {"cause": len(caused), "equal": len(equal)},
+        "runs": {"cause": len(caused), "equal": len(equal), "worlds": len(worlds)},
         "rank_right": _part([_rank_right(*one) for one in caused]),
         "cause_right": _part([_cause_right(*one) for one in caused]),
         "silent_right": _part([not found.suspects for _, found in equal]),
         "overhead": costs,
+        "as_it_was_error": _errors([one["as_it_was"] for one in worlds]),
+        "remedy_error": _errors([each for one in worlds for each in one["remedies"].values()]),
+        "worlds": worlds,
         "wrong": [
             {"number": case.number, "case": case.words, "said": _said(found)}
             for case, found in ends
@@ -68,17 +86,48 @@ def run(quick: bool, progress: Progress, seed: int | None = None, only: int | No
     }
 
 
+def _remedies(seed: int, quick: bool, progress: Progress) -> list[dict[str, Any]]:
+    """Return the remedies of each drawn world, expected and measured; none if this machine cannot isolate workers."""
+    if why := why_not_isolated() or why_no_bandwidth():
+        progress("remedies", f"left out: {why}", 1.0)
+        return []
+    worlds = remedies.drawn(seed, *((_FEW_WORLDS, _FEW_WORLD_STEPS) if quick else (_WORLDS, _WORLD_STEPS)))
+    made = []
+    for world in worlds:
+        with tempfile.TemporaryDirectory(prefix="uneven-bench-why-") as folder:
+            made.append(remedies.compared(world, Path(folder) / "world", seed, progress))
+    return made
+
+
+def _errors(compared: list[dict[str, float]]) -> dict[str, float] | None:
+    errors = [abs(one["error"]) for one in compared]
+    return {"median": round(median(errors), 3), "worst": max(errors)} if errors else None
+
+
 def _played(case: WhyCase) -> Explanation:
     folder = tempfile.mkdtemp(prefix="uneven-bench-why-")
     try:
-        with _networks(case) as networks:
+        with _networks(case) as networks, _busy(case):
             linked = bool(networks)
             run_ranks(
                 WORKERS, train, asdict(case), folder, networks, timeout_s=_WITHIN_S, join=not linked, fresh=linked
             )
-        return explain(Path(folder))
+        return explain(Path(folder), remedies=False)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _busy(case: WhyCase) -> Iterator[None]:
+    """Run busy loops beside the workers, if the machine is to be busy: one, two or three."""
+    count = 1 + int(3 * case.severity) if case.disturbance == "busy" else 0
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in loops:
+            one.kill()
+            one.wait()
 
 
 @contextmanager
@@ -100,7 +149,7 @@ def _networks(case: WhyCase) -> Iterator[list[list[str]]]:
 
 
 def _rank_right(case: WhyCase, found: Explanation) -> bool:
-    if CAUSES[case.disturbance] == ("pause",):
+    if case.disturbance in PAUSES:
         return bool(found.pauses) and found.pauses[0].rank == case.rank and not found.suspects
     return bool(found.suspects) and {one.rank for one in found.suspects} == {case.rank}
 
@@ -108,11 +157,13 @@ def _rank_right(case: WhyCase, found: Explanation) -> bool:
 def _cause_right(case: WhyCase, found: Explanation) -> bool:
     if not _rank_right(case, found):
         return False
-    return CAUSES[case.disturbance] == ("pause",) or found.suspects[0].cause in CAUSES[case.disturbance]
+    cause = found.pauses[0].cause if case.disturbance in PAUSES else found.suspects[0].cause
+    return cause in CAUSES[case.disturbance]
 
 
 def _said(found: Explanation) -> str:
     named = [f"rank {one.rank}: {one.cause} ({one.evidence})" for one in found.suspects]
+    named += [f"{one.steps} pauses of rank {one.rank}: {one.cause or 'unknown'}" for one in found.pauses]
     return "; ".join(named) or f"nothing ({found.note or found.bound})"
 
 
@@ -120,14 +171,18 @@ def _part(right: list[bool]) -> float | None:
     return round(sum(right) / len(right), 3) if right else None
 
 
-def _overhead(step_s: float, blocks: int) -> dict[str, float]:
-    """Return the ratio of a step with the measurement to one without, paired within a job."""
-    ratios = sorted(run_ranks(2, overhead, step_s, blocks, timeout_s=600.0)[0])
-    quarter = len(ratios) // 4
+def _overhead(step_s: float, pairs: int) -> dict[str, float]:
+    """Return the ratios of a step with the measurement to one without, paired within a job."""
+    measured = [pair for one in run_ranks(2, overhead, step_s, pairs, timeout_s=600.0) for pair in one]
+    ratios, walls = (Spread.of(each) for each in zip(*measured, strict=True))
     return {
-        "ratio": round(median(ratios), 4),
-        "least": round(ratios[quarter], 4),
-        "most": round(ratios[len(ratios) - 1 - quarter], 4),
+        "pairs": pairs,
+        "ratio": round(ratios.median, 4),
+        "least": round(ratios.low, 4),
+        "most": round(ratios.high, 4),
+        "wall": round(walls.median, 4),
+        "wall_least": round(walls.low, 4),
+        "wall_most": round(walls.high, 4),
     }
 
 
@@ -140,9 +195,16 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
     for name, one in result["overhead"].items():
         bar = "≤ 1.01" if name == "50" else "≤ 1.02"
-        rows.append(
-            (f"step of {name} ms", "with ÷ without", f"{one['ratio']:.3f} [{one['least']:.3f}, {one['most']:.3f}]", bar)
-        )
+        for words, key in (("processor time", ""), ("wall time", "wall_")):
+            middle, low, high = one["wall" if key else "ratio"], one[f"{key}least"], one[f"{key}most"]
+            rows.append(
+                (f"step of {name} ms", f"{words}, {one['pairs']} pairs", f"{middle:.3f} [{low:.3f}, {high:.3f}]", bar)
+            )
+    for name, words, bar in (("as_it_was_error", "as it was", "≤ 5 %"), ("remedy_error", "remedies", "≤ 15 %")):
+        if one := result[name]:
+            rows.append(
+                (f"error, {words}", f"{counts['worlds']} worlds", f"{one['median']:.0%}, worst {one['worst']:.0%}", bar)
+            )
     wrong = [(f"--only {one['number']}", one["case"], one["said"]) for one in result["wrong"]]
     made = [table_of(f"uneven why, seed {result['seed']}", ("", "of", "measured", "bar"), rows)]
     return [*made, table_of("Wrong", ("replay", "case", "answer"), wrong, show_lines=True)] if wrong else made

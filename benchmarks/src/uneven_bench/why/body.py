@@ -124,7 +124,7 @@ class _Disturbance:
 
     def _data_cpu(self) -> None:
         seconds = self._between(0.015, 0.05) / SAMPLES
-        self.before_sample = lambda: _compute(seconds)
+        self.before_sample = lambda: compute(seconds)
 
     def _data_disk(self) -> None:
         file = self._file(64_000_000)
@@ -197,27 +197,42 @@ class _Disturbance:
 
     def _processor(self) -> None:
         seconds = self._between(0.012, 0.04)
-        self.in_forward = lambda: _compute(seconds)
+        self.in_forward = lambda: compute(seconds)
 
     def _checkpoint(self) -> None:
-        self._every_twenty(lambda: _wait_for_disk(self._between(0.3, 0.9)))
+        seconds, state = self._between(0.3, 0.9), {"weights": torch.zeros(1_000_000)}
+        file = tempfile.NamedTemporaryFile(dir="/var/tmp")  # noqa: SIM115 (the stack closes it)
+        self._stack.callback(file.close)
+
+        def save() -> None:
+            end_s = time.perf_counter() + seconds
+            while time.perf_counter() < end_s:
+                torch.save(state, file.name)
+                os.fsync(file.fileno())
+
+        self._every_twenty(save)
 
     def _evaluation(self) -> None:
-        self._every_twenty(lambda: _compute(self._between(0.3, 0.9)))
+        seconds = self._between(0.3, 0.9) / 20
+        data = _Sequences(20 * SAMPLES, LENGTH, lambda: None)
+
+        @torch.no_grad()
+        def evaluate() -> None:
+            for _ in DataLoader(data, batch_size=SAMPLES):
+                compute(seconds)
+
+        self._every_twenty(evaluate)
 
     def _every_twenty(self, action: Callable[[], None]) -> None:
         self.after_step = lambda step: action() if step % 20 == 19 else None
 
 
-def _compute(seconds: float) -> None:
+def compute(seconds: float) -> None:
+    """Take processor time."""
     end_s = time.thread_time() + seconds
     x = torch.ones(96, 96)
     while time.thread_time() < end_s:
         x @ x
-
-
-def _wait_for_disk(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 def train(me: RankContext, case: dict[str, Any], run: str, networks: list[list[str]] | None = None) -> float:
@@ -244,7 +259,7 @@ def _model(disturbance: _Disturbance) -> _WhyModel:
 
     def during(x: torch.Tensor) -> None:
         time.sleep(_SLEPT_S * x.shape[1] / LENGTH)
-        _compute(0.006 * x.shape[1] / LENGTH)
+        compute(0.006 * x.shape[1] / LENGTH)
         disturbance.in_forward()
 
     model.during = during
@@ -312,30 +327,33 @@ def _join(me: RankContext, network: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{address}:29500", rank=me.rank, world_size=me.size)
 
 
-def overhead(me: RankContext, step_s: float, blocks: int) -> list[float]:
-    """Train with the measurement on and off in turns; return the ratio of each pair of blocks."""
-    steps = max(10, round(1.0 / step_s))
+def overhead(me: RankContext, step_s: float, pairs: int) -> list[tuple[float, float]]:
+    """Train with the measurement on and off in turns; return of each pair the ratios of processor and wall time.
+
+    Processor time is the training thread's. A step takes it ``step_s`` and the time of a small model, so on a busy
+    machine it is the measure: other processes do not change it.
+    """
+    steps = max(16, round(1.0 / step_s))
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = _Sequences(10**9, 4, lambda: None)
 
-    def block() -> float:
+    def block() -> tuple[float, float]:
         loader = iter(DataLoader(data, batch_size=4))
         dist.barrier()
-        started_s = time.perf_counter()
+        started_s, before_s = time.perf_counter(), time.thread_time()
         for _ in range(steps):
             x = next(loader)[..., :64]
-            _compute(step_s / 2)
-            time.sleep(step_s / 4)
+            compute(step_s)
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
         dist.barrier()
-        return time.perf_counter() - started_s
+        return time.thread_time() - before_s, time.perf_counter() - started_s
 
     block()
     ratios = []
-    for number in range(blocks):
+    for number in range(pairs):
         with tempfile.TemporaryDirectory() as folder:
             took_s = {}
             for measured in (True, False) if number % 2 else (False, True):
@@ -343,5 +361,6 @@ def overhead(me: RankContext, step_s: float, blocks: int) -> list[float]:
                 took_s[measured] = block()
                 if probe is not None:
                     probe.close()
-        ratios.append(took_s[True] / took_s[False])
+        processor, wall = (on / off for on, off in zip(took_s[True], took_s[False], strict=True))
+        ratios.append((processor, wall))
     return ratios

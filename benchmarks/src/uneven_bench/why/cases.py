@@ -21,9 +21,10 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "memory": ("memory",),
     "processor": ("processor",),
     "link": ("link",),
-    "checkpoint": ("pause",),
-    "evaluation": ("pause",),
+    "checkpoint": ("checkpoint",),
+    "evaluation": ("evaluation",),
 }
+PAUSES = ("checkpoint", "evaluation")  # of the causes, those of single long steps
 EQUAL = ("quiet", "busy")
 WORKERS = 3
 

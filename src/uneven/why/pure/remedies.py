@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from uneven.cluster.pure.plan.what_if import simulated
+from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import iterations
 from uneven.policy.core.records import Record, StepRecord
 from uneven.why.pure.causes import EXCHANGING, Explanation, Remedy, Suspect
 
 _SEEDS = range(3)
+_STEPS = 400  # simulated at least: in a short run, balancers would still look for their shares
 _WORTH = 1.03  # smaller gains are not listed
 _LOCAL, _SHARES = "with local:every=8", "with lb-bsp"
 
@@ -38,11 +39,12 @@ def with_remedies(found: Explanation, records: Sequence[Record]) -> Explanation:
     gains = dict[str, list[float]]()
     try:
         for seed in _SEEDS if known else ():
-            for text, gain in expected(found.run, records, [one.text for one in known], seed)[1].items():
-                gains.setdefault(text, []).append(gain)
+            made = simulation(found.run, records, [one.text for one in known], seed)
+            for one in made.played[1:]:
+                gains.setdefault(one.words, []).append(made.gain(one))
     except ConfigError as error:
         return replace(found, note=f"no remedy was simulated: {error}")
-    made = [
+    remedies = [
         Remedy(
             words=one.words,
             gain=median(gains[one.text]),
@@ -53,17 +55,16 @@ def with_remedies(found: Explanation, records: Sequence[Record]) -> Explanation:
         for one in known
         if median(gains[one.text]) >= _WORTH
     ]
-    return replace(found, remedies=tuple(sorted(made, key=lambda one: -one.gain)))
+    return replace(found, remedies=tuple(sorted(remedies, key=lambda one: -one.gain)))
 
 
-def expected(run: str, records: Sequence[Record], texts: Sequence[str], seed: int) -> tuple[float, dict[str, float]]:
-    """Return the simulated throughput ÷ the recorded one, and the gain of each what-if text.
+def simulation(run: str, records: Sequence[Record], texts: Sequence[str], seed: int) -> WhatIf:
+    """Simulate a run of ``uneven why`` as it was, and with the change of each what-if text.
 
     Raises:
         ConfigError: a text is invalid, or the run cannot be simulated.
     """
-    simulation = simulated(run, _with_transfers(records), texts, seed)
-    return 1 + simulation.error, {one.words: simulation.gain(one) for one in simulation.played[1:]}
+    return simulated(run, _with_transfers(records), texts, seed, least=_STEPS)
 
 
 def changes(found: Explanation) -> list[Change]:

@@ -139,9 +139,11 @@ def _without(case: RecordedCase, rank: int) -> RecordedCase:
     _known(case, rank)
     if len(case.spec.nodes) == 1:
         raise ConfigError(f"rank {rank} is the only worker of the run: take a run with several")
-    kept = [one for one in range(len(case.spec.nodes)) if one != rank]
+    size = len(case.spec.nodes)
+    kept = [one for one in range(size) if one != rank]
+    less = (size - 2) * size / (size - 1) ** 2  # a ring of n sends 2 (n - 1) / n of the bytes
     spec = replace(case.spec, nodes=tuple(case.spec.nodes[one] for one in kept))
-    return replace(case, spec=spec, exchange_s=tuple(case.exchange_s[one] for one in kept))
+    return replace(case, spec=spec, exchange_s=tuple(less * case.exchange_s[one] for one in kept))
 
 
 def _on_link(case: RecordedCase, bit_per_s: float) -> RecordedCase:
@@ -167,13 +169,14 @@ def _known(case: RecordedCase, rank: int) -> None:
         raise ConfigError(f"rank {rank} does not exist: the run had ranks 0 to {len(case.spec.nodes) - 1}")
 
 
-def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed: int) -> WhatIf:
+def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed: int, least: int = 0) -> WhatIf:
     """Simulate a recorded run without a change, and with each change separately.
 
     Args:
         run: its name, for messages.
         records: those of all ranks.
         changes: texts, see :func:`parse`.
+        least: simulate at least so many iterations, and as many as the run had.
 
     Raises:
         ConfigError: a change is invalid, or the run has too few records.
@@ -189,7 +192,8 @@ def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed:
     if not summary.iterations:
         raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
     cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
-    found = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
+    played_steps = max(costs.iterations, least)
+    found = tuple(_play(words, one, played_steps, seed, one_processor=bool(shares)) for words, one in cases)
     return WhatIf(run, summary.mean_per_s, summary.iteration_s, _durations_s(recorded), found)
 
 
