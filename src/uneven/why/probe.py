@@ -9,8 +9,8 @@ A step ends with the last optimizer that steps before one of them steps a second
 
 A loop without an optimizer has steps too: the shortest period in its sequence of collective operations.
 
-If the measurement takes more than its budget, it measures one burst of steps in 2, 4, … 64. All workers number their
-steps alike, so the burst of a worker is also one of each worker that measures more often.
+If the measurement takes more than its budget, it measures one burst of steps in 2, 4, … 64. All workers give a
+step the same number, so the burst of a worker is also one of each worker that measures more often.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_MEETINGS = 32  # written per step, which keeps its records below 1 kB; the
 _DIGITS = 6  # of a second: microseconds
 _BURST = 16  # steps that are measured one after the other
 _FIRST = 48  # steps that are measured in any case
-_SPARSEST = 64  # at least one burst in so many is measured
+_SPARSEST = 64  # one burst in 64 is measured at least
 
 
 class _Sums:
@@ -102,7 +102,7 @@ class Probe:
         self._before: _Mark | None = None
         self._stepped: set[int] = set()  # optimizers in this step
         self._iteration = -1  # the first step has no beginning
-        self._sparse = 1  # of so many bursts, one is measured
+        self._sparse = 1  # one of this number of bursts is measured
         self._forward: dict[int, tuple[Any, float]] = {}  # DDP models between forward and backward pass
         self._undo: list[Callable[[], None]] = []
         self._inside = 0  # depth of measured calls, so that a wait within a wait counts once
@@ -248,10 +248,10 @@ class Probe:
         if self._loop is not None and self._loop.ended():
             self._end_step(None if self._resting else _Mark(self._sums, self._clock.read()))
 
-    def _forward_ended(self, _: float, __: Any, args: Any) -> None:
+    def _forward_ended(self, seconds: float, _: Any, args: Any) -> None:
         model = args[0]
         if torch.is_grad_enabled() and model.require_backward_grad_sync:
-            self._forward[id(model)] = model, _now()
+            self._forward[id(model)] = model, _now() - seconds  # when the reducer starts its clock
 
     def _backward_ended(self, _: float, __: Any, ___: Any) -> None:
         if not self._forward:
@@ -351,7 +351,7 @@ class Probe:
 
 
 def sparse(cost_s: float, step_s: float) -> int:
-    """Return the power of two so that measuring one step in so many keeps within the budget: 1 … 64."""
+    """Return the power of two n so that measuring one step in n keeps within the budget: 1 … 64."""
     over = cost_s / step_s / BUDGET
     return min(_SPARSEST, 2 ** math.ceil(math.log2(over))) if over > 1 else 1
 

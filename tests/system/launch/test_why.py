@@ -55,7 +55,7 @@ def _launch(*words: object, **options: object) -> subprocess.CompletedProcess[st
 def test_the_slow_worker_of_a_plain_script_is_named_and_its_weights_stay_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DDP)
     own = {**os.environ, "TMPDIR": str(tmp_path)}  # torchrun leaves its folder of logs
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3, "train.py")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "train.py")
     _launch(*torchrun, "plain", cwd=tmp_path, env=own)
     why = (sys.executable, "-m", "uneven", "why", "--format", "json", "--run-dir", "run", "--")
     done = _launch(*why, *torchrun, "measured", cwd=tmp_path, env=own)

@@ -284,7 +284,7 @@ def _on_a_full_machine(worker: WorkerTimes, workers: Sequence[WorkerTimes], fact
 
 
 def _queued_part(one: FactSums, *, quota: bool) -> float:
-    """Return the part of its own time in which a worker has no processor; ``quota``: also because of its quota."""
+    """Return the part of a worker's time in which it has no processor; ``quota``: also because of its quota."""
     queued_s = one.per_step("queued_s")
     if not quota:
         queued_s = max(0.0, queued_s - one.per_step("throttled_s"))

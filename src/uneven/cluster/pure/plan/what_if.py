@@ -176,7 +176,7 @@ def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed:
         run: its name, for messages.
         records: those of all ranks.
         changes: texts, see :func:`parse`.
-        least: simulate at least so many iterations, and as many as the run had.
+        least: the least number of iterations. A longer run is simulated in full.
 
     Raises:
         ConfigError: a change is invalid, or the run has too few records.
