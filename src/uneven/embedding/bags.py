@@ -103,7 +103,12 @@ _MEASURED = "measured.json"
 
 
 class PooledFeatures:
-    """The pooled rows of a batch: one row per bag, for every feature. A subset of TorchRec's ``KeyedTensor``."""
+    """The pooled rows of a batch: one row per bag, for every feature. A subset of TorchRec's ``KeyedTensor``.
+
+    Args:
+        columns: name of a feature → its columns in ``values``.
+        values: the rows of all features, concatenated; shape (batch, sum of their dims).
+    """
 
     def __init__(self, columns: dict[str, slice], values: Tensor) -> None:
         self._columns = columns
@@ -227,8 +232,9 @@ class EmbeddingBagCollection(nn.Module):
         return read_tables(self.door)
 
     def grown(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the ids (n,) of a growing table and their rows (1 + n, dim). Row 0 is shared by all ids without a row,
-        averaged over servers.
+        """Return the ids (n,) of the growing table ``name``, and their rows (1 + n, dim).
+
+        All ids without a row share row 0, averaged over servers.
 
         Raises:
             ConfigError: there is no such table, or it does not grow.
@@ -352,7 +358,10 @@ class EmbeddingBagCollection(nn.Module):
 
 
 class EmbeddingCollection(EmbeddingBagCollection):
-    """The same tables without pooling: one row per id. All rows travel, so longer bags cost proportionally more."""
+    """The same tables without pooling: one row per id. All rows travel, so longer bags cost proportionally more.
+
+    The arguments are those of :class:`EmbeddingBagCollection`.
+    """
 
     _unpooled = True
 

@@ -406,7 +406,11 @@ class Preconditioner(Callback):
         return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state, with any number of workers; the next step recomputes bases."""
+        """Resume from a state, with any number of workers; the next step recomputes bases.
+
+        Raises:
+            CheckpointError: ``state`` is that of another model.
+        """
         if "clock" not in state:
             return
         names = {self._key(unit): size for unit, size in enumerate(self._sizes)}

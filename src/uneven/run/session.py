@@ -169,7 +169,7 @@ class Session:
     def print(
         self, *values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False
     ) -> None:
-        """Print on the main worker only, with the arguments of Python's ``print``."""
+        """Print ``values`` on the main worker only; ``sep``, ``end``, ``file`` and ``flush`` are those of ``print``."""
         if self.is_main:
             print(*values, sep=sep, end=end, file=file, flush=flush)
 
@@ -384,7 +384,7 @@ class Session:
             yield own
 
     def local_batch_size(self, global_batch_size: int) -> int:
-        """Return this worker's samples in the next :meth:`step`, of a global batch of this size."""
+        """Return this worker's samples in the next :meth:`step`, of a global batch of ``global_batch_size``."""
         return self._steps.local_batch_size(global_batch_size)
 
     def steps_taken(self, global_batch_size: int | None = None, *, samples: int | None = None) -> int:
@@ -393,7 +393,7 @@ class Session:
             for _ in range(session.steps_taken(global_batch_size=512), STEPS):
                 with session.step(global_batch_size=512) as n:
 
-        The arguments are those of :meth:`step`.
+        ``global_batch_size`` and ``samples`` are those of :meth:`step`.
         """
         return self._steps.taken(global_batch_size, samples)
 
@@ -634,7 +634,7 @@ class Session:
         return self._loop.model.agreement.exchanging
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
+        """Write ``scalars``, numbers with names, to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
         If every worker logs a number, the report plots the mean weighted by their batches.
 

@@ -235,10 +235,20 @@ class SOAP(Preconditioner):
         return found
 
     def state_dict(self) -> dict[str, Any]:
+        """Return clock, statistics and bases.
+
+        Raises:
+            CheckpointError: other workers keep a part, and this is outside of ``session.evaluation_model()``.
+        """
         state = super().state_dict()
         return {**state, "taken": self._rates.taken} if state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state, with any number of workers.
+
+        Raises:
+            CheckpointError: ``state`` is that of another model.
+        """
         super().load_state_dict(state)
         if "clock" not in state:
             return
