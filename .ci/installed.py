@@ -30,7 +30,7 @@ import torch, uneven
 with uneven.Session() as session:
     model = torch.nn.Linear(4, 1)
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for (x,) in session.loader(torch.utils.data.TensorDataset(torch.ones(16, 4)), batch_size=8):
+    for (x,) in session.loader(torch.utils.data.TensorDataset(torch.ones(16, 4)), global_batch_size=8):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import uneven
+
 PAGES = Path(__file__).parents[1] / "docs" / "api"
 ENTRY = re.compile(r"^\.\. auto(class|function|module):: ([\w.]+)$(?:\n +:members:(.*))?", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -145,6 +147,28 @@ def missing(check: str) -> list[str]:
 def test_public_names_are_documented(check: str) -> None:
     found = missing(check)
     assert not found, f"without {check}:\n" + "\n".join(found)
+
+
+ROOT = PAGES.parents[1]
+HISTORY = PAGES.parent / "stability.md"
+"""The page that lists old names."""
+
+
+def unknown(text: str) -> list[str]:
+    """Return what a text states and does not exist: names of a session, its arguments, and classes of ``uneven``."""
+    options = inspect.signature(uneven.Session).parameters
+    return [
+        *(name for name in re.findall(r"\bsession\.(\w+)", text) if name != "md" and not hasattr(uneven.Session, name)),
+        *(name for name in re.findall(r"\bSession\((\w+)=", text) if name not in options),
+        *(name for name in re.findall(r"\buneven\.([A-Z]\w+)", text) if not hasattr(uneven, name)),
+    ]
+
+
+def test_the_names_that_pages_state_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    wrong = [f"{page.name}: {name}" for page in pages if page != HISTORY for name in unknown(page.read_text())]
+    assert not wrong
+    assert unknown("`session.stepp`, uneven.Session(not=1) and uneven.Sezzion") == ["stepp", "not", "Sezzion"]
 
 
 class Undocumented:

@@ -109,17 +109,18 @@ def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     meeting = f"127.0.0.1:{free_port()}"
     with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder, *script) as whole:
         await_door(whole, tmp_path)
-        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as joins:
+        with run("--join", meeting, "--run-dir", folder, *script) as joins:
             said, said_there = whole.communicate(200)[1], joins.communicate(100)[1]
     assert (whole.returncode, joins.returncode) == (0, 0), said + said_there
     check(tmp_path, 3, {4})
+    assert f"others join with `uneven run --join {meeting} --run-dir {folder} " in said, said
     assert "rank 3 " in said, said
     assert "rank 1 " in said, said
     assert "worker 2 got a request to leave" in said, said
     assert json.loads((tmp_path / "2.jsonl").read_text().splitlines()[-1])[1] == 45
     assert "worker 4 has joined" in said_there, said_there
     assert noted(folder, 2) == [((3,), ()), ((1,), ()), ((), (4,))]
-    assert noted(tmp_path / "joined", 4) == [((2,), ()), ((0,), ())]
+    assert noted(folder, 4) == [((2,), ()), ((0,), ())]
 
 
 def test_rank_0_and_all_but_one_die_while_readers_read_ahead(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def run(
     _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
     members = members_of(start, servers=servers, tables=tables)
     # On every machine, because its workers read the settings there; without a shared disk each has its own.
-    directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
+    directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1, joins=bool(join))
     said = {
         "--balance": balance, "--sync": sync, "--seed": seed, "--overhead-budget": budget, "--timeout": timeout,
         "--threads": threads, "--config": config_file and config_file.absolute(),
@@ -246,10 +246,12 @@ def shards(run: Path, servers: int, tables: int, members: int, start: launch.Lau
         yield
 
 
-def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:
-    """Make the run directory and print its path; ``shared`` if several machines make it."""
+def run_directory(
+    asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False, joins: bool = False
+) -> Path:
+    """Make the run directory and print its path; ``shared`` and ``joins`` are those of :func:`rundir.create`."""
     directory = asked or rundir.new_path(script, datetime.now())
-    rundir.create(directory, layers, shared=shared)
+    rundir.create(directory, layers, shared=shared, joins=joins)
     print(f"uneven: run directory {directory} (follow it with `uneven watch {quote(str(directory))}`)", file=sys.stderr)
     return directory
 

@@ -57,8 +57,11 @@ def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
     return path
 
 
-def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: bool = False) -> None:
-    """Make the directory and write the layers, except empty ones. If ``shared``, another machine may have made it.
+def create(
+    directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: bool = False, joins: bool = False
+) -> None:
+    """Make the directory and write the layers, except empty ones. If ``shared``, another machine may have made it; if
+    ``joins``, its run may have begun.
 
     Raises:
         ConfigError: a wrong key or value, or the directory has a run already.
@@ -72,7 +75,8 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: 
             with (directory / SETTINGS).open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            if shared and (directory / SETTINGS).is_file() and not (directory / "journal").exists():
+            fits = joins or (shared and not (directory / "journal").exists())
+            if fits and (directory / SETTINGS).is_file():
                 _compare(directory / SETTINGS, text)
                 return
             raise ConfigError(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -110,7 +111,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         stack.callback(folder.remove)
         count = local_workers(launch)
         try:
-            store, host, port, run = _join(launch) if launch.join else _open(launch, count)
+            store, host, port, run = _join(launch) if launch.join else _open(launch, count, run_directory)
         except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
             short = str(error).strip().partition("\n")[0]  # torch appends its C++ stack
             raise LaunchError(
@@ -194,7 +195,7 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
         raise stopped_by(stop.number)
     if through or members.finished or not members.lost:
         if members.lost:
-            _log.info(f"the run has finished; {len(members.lost)} of its workers were lost")
+            _log.info(f"the run has finished; lost workers: {len(members.lost)}")
         return
     # The same signal ended all workers, so the order of their deaths does not show the cause.
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
@@ -204,13 +205,14 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
     raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), then=then)
 
 
-def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
+def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, str, int, dict[str, Any]]:
     host, port = launch.meeting
     store, port = keep_store(host, port)
     store.add(WORKERS, count)  # before others can join: their numbers follow
     run = open_run(store, count, launch.bounds, launch.silence_s)
-    if not launch.alone:
-        _log.info(f"others join with `uneven run --join {host}:{port} {launch.target[0]}`")
+    # In one directory, on one machine or a shared disk, `uneven watch` sees all workers.
+    where = "" if run_directory is None else f" --run-dir {quote(str(run_directory))}"
+    _log.info(f"others join with `uneven run --join {host}:{port}{where} {launch.target[0]}`")
     return store, host, port, {**run, "own": range(count)}
 
 

@@ -91,6 +91,9 @@ def test_machines_of_one_run_share_a_directory(tmp_path: Path) -> None:
     (tmp_path / "run" / "journal").mkdir()  # workers have been there: this is an older run
     with pytest.raises(ConfigError, match="already has a run"):
         rundir.create(tmp_path / "run", layers, shared=True)
+    rundir.create(tmp_path / "run", layers, joins=True)
+    with pytest.raises(ConflictError, match="other settings"):
+        rundir.create(tmp_path / "run", {}, joins=True)
 
 
 @pytest.mark.parametrize(
