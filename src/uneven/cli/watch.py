@@ -125,11 +125,12 @@ def _print_once(run: Path, form: answer.Form) -> None:
 def _serve(run: Path, port: int, every_s: float) -> None:
     from contextlib import suppress
 
+    from uneven.cli.why_live import LiveExplanation
     from uneven.journal.report.web import WebServer
     from uneven.runtime.installed import need
 
     need("report", "plotly")
-    with WebServer(run, port=port, every_s=every_s) as server:
+    with WebServer(run, port=port, every_s=every_s, page=LiveExplanation(run).page) as server:
         print(f"{printable(run.name)}: {server.address} (until Ctrl-C)", flush=True)
         with suppress(KeyboardInterrupt):
             server.wait()

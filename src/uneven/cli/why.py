@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli import answer
-from uneven.errors import ConfigError, LaunchError
+from uneven.errors import ConfigError, JournalError, LaunchError, access
 
 
 def why(
@@ -28,12 +28,18 @@ def why(
         Path | None,
         typer.Option("--run-dir", metavar="DIR", help="Directory for the journal. [default: a new one in ./runs]"),
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Print the explanation again every ten seconds.")] = False,
+    trial: Annotated[
+        bool,
+        typer.Option("--try", help="Compare 200 steps of `uneven run` with 200 steps of the best remedy."),
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Renew the explanation during the training, from its newest steps.")
+    ] = False,
     environment: Annotated[
         bool,
         typer.Option(
             "--environment",
-            help="Print the two variables for RUN that a launcher on another machine must set, and exit.",
+            help="Print the variable that attaches workers on another machine to RUN, and exit.",
         ),
     ] = False,
     form: answer.Format = answer.Form.TEXT,
@@ -44,25 +50,47 @@ def why(
     a plain python. Its output and its exit code are its own; the explanation follows when it ends. The measurement
     needs no root, changes no number of the training, and switches itself off if anything in it fails.
 
+    With --live a COMMAND prints the explanation every ten seconds, below the output of the training. For a RUN, in a
+    second terminal, the explanation is renewed in place until the run ends. `uneven watch --web` shows it, too.
+
+    With --try the command runs a script with a session twice, for 200 steps each: as it is, then with the option that
+    promises most. It prints the promised and the measured gain. The script runs in an empty folder, which is removed
+    afterwards, also after Ctrl-C. So relative paths overwrite nothing, and data needs an absolute path. Files with an
+    absolute path are written as usual.
+
     \b
     Examples:
       uneven why -- torchrun --nproc-per-node 4 train.py
-      uneven why --live -- torchrun --nproc-per-node 4 train.py
       uneven why runs/NAME                          explain a recorded run again
+      uneven why --live runs/NAME
+      uneven why --try -- uneven run --nproc 4 train.py --data /data/images
       uneven why --format json runs/NAME
       eval "$(uneven why --environment runs/NAME)"  on another machine, before its launcher
     """
     recorded = len(target) == 1 and shutil.which(target[0]) is None
     if environment:
-        run = Path(target[0]).absolute()
-        for name, value in variables(run).items():
-            print(f"export {name}={shlex.quote(value)}")
+        print(f"export PYTHONPATH={shlex.quote(python_path(Path(target[0])))}")
         return
+    if live and form is answer.Form.JSON:
+        raise ConfigError("--live with --format json: leave one out")
     if recorded:
+        if live:
+            from uneven.cli.why_live import watch
+
+            watch(Path(target[0]))
         show(Path(target[0]), form)
         return
     from uneven.runtime import rundir
 
+    if trial:
+        from uneven.cli.why_try import tried
+
+        made = tried(target, run_dir or rundir.new_path(_script(target), datetime.now()))
+        if form is answer.Form.JSON:
+            answer.write(made)
+        else:
+            print(made.text)
+        return
     if shutil.which(target[0]) is None:
         raise ConfigError(f"uneven why -- {target[0]}: it is not a run directory or a command")
     run = run_dir or rundir.new_path(_script(target), datetime.now())
@@ -82,11 +110,13 @@ def why(
         raise LaunchError(f"the command ended with exit code {code}", exit_code=code)
 
 
-def variables(run: Path) -> dict[str, str]:
-    """Return the environment that attaches the measurement to each Python process of a launcher."""
-    boot = Path(__file__).parents[1] / "why" / "boot"
-    paths = [str(boot), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"UNEVEN_WHY": str(run.absolute()), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+def python_path(run: Path) -> str:
+    """Write the file that attaches the measurement into a run, and return the PYTHONPATH that leads to it."""
+    folder = run.absolute() / "attach"
+    with access(f"write {folder}", JournalError):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).parents[1] / "why" / "boot" / "sitecustomize.py", folder)
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def _script(target: list[str]) -> str:
@@ -101,18 +131,25 @@ def _with_run_directory(target: list[str], run: Path) -> list[str]:
 
 
 def _train(command: list[str], run: Path, *, live: bool) -> int:
-    process = subprocess.Popen(command, env={**os.environ, **variables(run)})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path(run)})
+
+    def ended(within_s: float | None) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(within_s)
+        return process.returncode is not None
+
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # ends the training, not only its observer
-    due_s = time.monotonic() + 10.0
-    while True:
-        try:
-            return process.wait(timeout=1.0 if live else None)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= due_s and any((run / "journal").glob("rank*.jsonl")):
-                show(run, remedies=False)
-                due_s = time.monotonic() + 10.0
-        except KeyboardInterrupt:
-            pass  # the command has the signal as well; it ends, and the explanation follows
+    before = signal.signal(
+        signal.SIGINT, lambda *_: None
+    )  # the training has it as well; the explanation follows its end
+    if live:
+        from uneven.cli.why_live import follow
+        from uneven.journal.report.console import Console
+
+        follow(run, ended, Console(), in_place=False)
+    ended(None)
+    signal.signal(signal.SIGINT, before)
+    return process.returncode
 
 
 def show(run: Path, form: answer.Form = answer.Form.TEXT, *, remedies: bool = True) -> None:

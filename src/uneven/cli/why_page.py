@@ -6,36 +6,48 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from uneven.why.pure.causes import CAUSES, EVERY_WORKER, PAUSES, Explanation, Suspect, WorkerTimes
+from uneven.journal.report.page import PageTable
+from uneven.why.pure.causes import CAUSES, EVERY_WORKER, PAUSES, Explanation, Pause, Remedy, Suspect, WorkerTimes
 
 
 def as_text(found: Explanation) -> str:
     """Return the explanation as lines for a terminal."""
+    return "\n\n".join("\n".join(_lines(one)) if isinstance(one, PageTable) else one for one in blocks(found))
+
+
+def blocks(found: Explanation) -> list[str | PageTable]:
+    """Return the explanation as paragraphs and tables, for a terminal and for a page."""
     if not found.steps:
-        return f"uneven why: {found.note}."
-    lines = [f"uneven why: {found.run}, {len(found.workers)} workers, {found.steps} steps of {_ms(found.step_s)}", ""]
-    lines += [_sentence(one, found) for one in found.suspects] or [
-        "No worker is slower than the others. " + found.bound
+        return [f"uneven why: {found.note}."]
+    made: list[str | PageTable] = [
+        f"uneven why: {found.run}, {len(found.workers)} workers, {found.steps} steps of {_ms(found.step_s)}"
     ]
+    lines = []
     for one in found.suspects:
-        lines += [f"  cause   {CAUSES[one.cause]}: {one.evidence}"]
-    if found.suspects:
-        lines += [f"  else    {text}" for text in _excluded(found)]
-    lines += ["", *_table(found.workers)]
-    for pause in found.pauses:
-        if pause.part >= 0.005:
-            whose = "all workers" if pause.rank == EVERY_WORKER else f"rank {pause.rank}"
-            why = f" ({PAUSES[pause.cause]})" if pause.cause else ""
-            lines.append(f"Now and then: {pause.steps} long steps of {whose}{why} took {pause.part:.1%} of the time.")
+        lines += [_sentence(one, found), f"  cause   {CAUSES[one.cause]}: {one.evidence}"]
+    lines += [f"  else    {text}" for text in _excluded(found)] if found.suspects else []
+    made.append("\n".join(lines or [f"No worker is slower than the others. {found.bound}"]))
+    made.append(_worker_table(found.workers))
+    if pauses := [_pause(one) for one in found.pauses if one.part >= 0.005]:
+        made.append("\n".join(pauses))
     if found.remedies:
-        width = max(len(one.words) for one in found.remedies) + 2
-        lines += ["", f"{'what would help':<{width}} expected"]
-        for remedy in found.remedies:
-            span = f"{remedy.least:.1f} to {remedy.most:.1f}" if remedy.most - remedy.least >= 0.1 else ""
-            lines.append(f"  {remedy.words:<{width}}{remedy.gain:.1f} ×  {span:<11} {remedy.command}".rstrip())
+        made.append(_remedy_table(found.remedies))
     if found.note:
-        lines += ["", f"Note: {found.note}."]
-    return "\n".join(lines)
+        made.append(f"Note: {found.note}.")
+    return made
+
+
+def _lines(table: PageTable) -> list[str]:
+    """Return a table for a terminal."""
+    rows = [table.columns, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if place in table.text else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _sentence(one: Suspect, found: Explanation) -> str:
@@ -62,15 +74,26 @@ def _excluded(found: Explanation) -> list[str]:
     return texts
 
 
-def _table(workers: Sequence[WorkerTimes]) -> list[str]:
-    hosts = max(len("machine"), *(len(one.host) for one in workers))
-    lines = [f"rank  {'machine':<{hosts}}  {'own work':>9} {'of it data':>11} {'waits':>9} {'transfer':>9}"]
-    for one in workers:
-        lines.append(
-            f"{one.rank:>4}  {one.host:<{hosts}}  {_ms(one.own_s):>9} {_ms(one.data_s):>11} {_ms(one.wait_s):>9} "
-            f"{_ms(one.communicate_s):>9}"
-        )
-    return lines
+def _pause(one: Pause) -> str:
+    whose = "all workers" if one.rank == EVERY_WORKER else f"rank {one.rank}"
+    cause = f" ({PAUSES[one.cause]})" if one.cause else ""
+    return f"Now and then: {one.steps} long steps of {whose}{cause} took {one.part:.1%} of the time."
+
+
+def _worker_table(workers: Sequence[WorkerTimes]) -> PageTable:
+    columns = ("rank", "machine", "own work", "of it data", "waits", "transfer")
+    rows = [
+        (str(one.rank), one.host, *map(_ms, (one.own_s, one.data_s, one.wait_s, one.communicate_s))) for one in workers
+    ]
+    return PageTable(columns, rows, text=frozenset({1}))
+
+
+def _remedy_table(remedies: Sequence[Remedy]) -> PageTable:
+    rows = []
+    for one in remedies:
+        span = f" ({one.least:.1f} to {one.most:.1f})" if one.most - one.least >= 0.1 else ""
+        rows.append((one.words, f"{one.gain:.1f} ×{span}", one.command))
+    return PageTable(("what would help", "expected", ""), rows, text=frozenset({0, 1, 2}))
 
 
 def _ms(seconds: float) -> str:

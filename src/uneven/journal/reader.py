@@ -68,13 +68,14 @@ class Journal:
             yield from records
 
 
-def read(run: Path) -> Journal:
-    """Read a run, finished or not, into memory: about 0.2 kB per record.
+def read(run: Path, most_bytes: float = math.inf) -> Journal:
+    """Read a run, finished or not, into memory: about 0.2 kB per record. ``most_bytes`` is a limit for each rank's
+    file: its first line and its end.
 
     Raises:
         JournalError: there is no journal, or a line is not a record of this schema (the message names file and line).
     """
-    follower = Follower(run)
+    follower = Follower(run, most_bytes)
     ranks: dict[int, list[Record]] = {}
     for rank, record in follower.poll_ranks():
         ranks.setdefault(rank, []).append(record)

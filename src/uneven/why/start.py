@@ -14,7 +14,7 @@ from uneven.why.unharmed import unharmed
 if TYPE_CHECKING:
     from uneven.why.probe import Probe
 
-RUN_VARIABLE = "UNEVEN_WHY"  # the run directory for the journals of all workers; set by ``uneven why``
+RUN_VARIABLE = "UNEVEN_WHY"  # the run directory for the journals of all workers; ``why.boot`` sets it
 
 _lock = threading.Lock()
 _probe: Probe | None = None

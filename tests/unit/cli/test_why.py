@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from uneven import journal
 from uneven.cli import main
-from uneven.cli.why import variables
+from uneven.cli.why import python_path
 
 
 def test_a_command_that_is_missing_leaves_no_run(
@@ -28,10 +30,9 @@ def test_a_command_that_is_missing_leaves_no_run(
 
 def test_a_users_own_sitecustomize_runs_as_well(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
-    added = variables(tmp_path / "run")
-    path = os.pathsep.join([added["PYTHONPATH"], str(tmp_path)])
+    path = os.pathsep.join([python_path(tmp_path / "run"), str(tmp_path)])
     done = subprocess.run(
-        [sys.executable, "-c", "print('script')"], env={**os.environ, **added, "PYTHONPATH": path},
+        [sys.executable, "-c", "print('script')"], env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["mine", "script"]
@@ -50,3 +51,22 @@ def test_the_end_of_this_command_ends_the_training(tmp_path: Path) -> None:
     assert why.wait(timeout=30) != 0
     assert not psutil.pid_exists(training)
     why.stdout.close()
+
+
+def test_one_variable_attaches_a_worker_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["why", "--environment", str(tmp_path / "run")])
+    (line,) = capsys.readouterr().out.splitlines()
+    name, value = shlex.split(line.removeprefix("export "))[0].split("=", 1)
+    trains = """
+import torch
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(5):
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+"""
+    launcher = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    subprocess.run([sys.executable, "-c", trains], env={**os.environ, **launcher, name: value}, timeout=60, check=True)
+    (rank,) = journal.read(tmp_path / "run").ranks
+    assert rank == 3

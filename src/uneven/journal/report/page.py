@@ -92,6 +92,8 @@ th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #e
 th { color: #666; font-weight: 500; position: sticky; top: 0; background: #fff; }
 th.text, td.text { text-align: left; white-space: normal; }
 td.text:last-child { min-width: 24ch; }
+.text p { white-space: pre-wrap; margin: 8px 0; max-width: 100ch; }
+.text .scroll { margin: 12px 0; } .text td.text:last-child { min-width: 0; }
 footer { color: #888; font-size: 13px; }
 """
 
@@ -138,6 +140,14 @@ class Page:
 
     def table(self, title: str, table: PageTable, note: str = "") -> None:
         self._section(title, note, f'<div class="scroll">{_table(table)}</div>')
+
+    def text(self, title: str, blocks: Iterable[str | PageTable]) -> None:
+        """Add a section of paragraphs, whose line breaks stay, and of tables."""
+        shown = [
+            f'<div class="scroll">{_table(one)}</div>' if isinstance(one, PageTable) else f"<p>{escape(one)}</p>"
+            for one in blocks
+        ]
+        self._section(title, "", f'<div class="text">{"".join(shown)}</div>')
 
     def figure(self, title: str, figure: Figure, note: str = "") -> None:
         """Add a section with a picture, unless it is empty."""

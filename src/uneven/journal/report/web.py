@@ -7,6 +7,7 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -64,9 +65,10 @@ source.onerror = () => { document.getElementById("state").textContent = "uneven 
 class LiveReport:
     """The newest report of a run, drawn again when its journal has grown, at most every ``every_s`` seconds."""
 
-    def __init__(self, run: Path, every_s: float) -> None:
+    def __init__(self, run: Path, every_s: float, page: Callable[[Path], Page]) -> None:
         self.run = run
         self._every_s = every_s
+        self._page = page
         self._changed = threading.Condition()
         self._version = 0
         self._text = ""
@@ -98,31 +100,34 @@ class LiveReport:
             grown = [(path, path.stat().st_size) for path in rank_paths(self.run).values()]
             if grown != drawn:
                 drawn = grown
-                text = json.dumps(_drawn(self.run))
+                text = json.dumps(self._drawn())
                 with self._changed:
                     self._version, self._text = self._version + 1, text
                     self._changed.notify_all()
             self._over.wait(max(self._every_s, _BREATH * (time.monotonic() - began_s)))
 
-
-def _drawn(run: Path) -> dict[str, Any]:
-    try:
-        page, problem = report_page(run), ""
-    except JournalError as error:
-        page, problem = Page(f"Run {run.name}", "waiting for the first records"), str(error)
-    parts = [{"title": part.title, "html": part.before + part.after, "figure": part.figure} for part in page.parts]
-    return {"lead": page.lead, "advice": page.advice, "parts": parts, "problem": problem}
+    def _drawn(self) -> dict[str, Any]:
+        try:
+            page, problem = self._page(self.run), ""
+        except JournalError as error:
+            page, problem = Page(f"Run {self.run.name}", "waiting for the first records"), str(error)
+        parts = [{"title": part.title, "html": part.before + part.after, "figure": part.figure} for part in page.parts]
+        return {"lead": page.lead, "advice": page.advice, "parts": parts, "problem": problem}
 
 
 class WebServer:
     """A server of a run's page at ``address`` (with its token) until it is closed; a ``with`` block closes it.
 
+    ``page`` draws the page again after each change.
+
     Raises:
         ConfigError: the port is in use.
     """
 
-    def __init__(self, run: Path, *, port: int = 0, every_s: float = 1.0) -> None:
-        self._live = LiveReport(run, every_s)
+    def __init__(
+        self, run: Path, *, port: int = 0, every_s: float = 1.0, page: Callable[[Path], Page] = report_page
+    ) -> None:
+        self._live = LiveReport(run, every_s, page)
         token = secrets.token_urlsafe(24)
         handler = type("Handler", (_Handler,), {"live": self._live, "token": token})
         try:

@@ -1,6 +1,7 @@
 """Attach ``uneven why`` to a training process: Python imports this file at its start, from a folder on PYTHONPATH.
 
-It waits until torch is there and a process group or an optimizer is used, so other processes pay one failed lookup.
+``uneven why`` copies it into a folder of the run directory, so PYTHONPATH alone names the run. It waits until torch is
+there and a process group or an optimizer is used, so other processes pay one failed lookup.
 """
 
 import importlib.abc
@@ -41,15 +42,17 @@ class _Watching(importlib.abc.MetaPathFinder):
         return spec
 
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
 def _hidden_by_this_file() -> None:
     """Run the ``sitecustomize`` that Python would have imported without this folder."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    rest = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    rest = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get("UNEVEN_WHY"):
-    sys.meta_path.insert(0, _Watching())
+os.environ["UNEVEN_WHY"] = os.path.dirname(_HERE)
+sys.meta_path.insert(0, _Watching())
 _hidden_by_this_file()
