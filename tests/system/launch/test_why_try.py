@@ -22,6 +22,7 @@ from torch import nn
 
 import uneven
 
+torch.manual_seed(0)
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = uneven.Session()
