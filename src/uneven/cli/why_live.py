@@ -35,7 +35,7 @@ class LiveExplanation:
         self._remedies: tuple[Remedy, ...] = ()
 
     def newest(self) -> Explanation:
-        """Return the explanation as of now; raise JournalError if there is no journal yet."""
+        """Return the explanation as of now; raise JournalError before its journal exists."""
         records = list(journal.read(self._run, _NEWEST_BYTES).records())
         found = explained(self._run.resolve().name, records)
         suspects = tuple((one.rank, one.cause) for one in found.suspects)
@@ -79,7 +79,7 @@ def follow(run: Path, ended: Callable[[float], bool], console: Console, *, in_pl
         pause_s = 0.0
         while not ended(pause_s):
             began_s = time.monotonic()
-            with suppress(JournalError):  # no journal yet
+            with suppress(JournalError):  # before the first records
                 found = explanation.newest()
                 text = as_text(found)
                 if view is not None:

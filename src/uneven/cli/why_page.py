@@ -16,7 +16,7 @@ def as_text(found: Explanation) -> str:
 
 
 def blocks(found: Explanation) -> list[str | PageTable]:
-    """Return the explanation as paragraphs and tables, for a terminal and for a page."""
+    """Return the explanation as paragraphs and tables, which a terminal and a page show."""
     if not found.steps:
         return [f"uneven why: {found.note}."]
     made: list[str | PageTable] = [

@@ -32,7 +32,7 @@ Path("model.pt").write_text("of the trial")
 loader = session.loader(data, global_batch_size=32)
 for epoch in range(100):
     for x, y in loader:
-        time.sleep(len(x) * (0.003 if os.environ["RANK"] == "1" else 0.0003))
+        time.sleep(len(x) * (0.002 if os.environ["RANK"] == "1" else 0.0002))
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -44,6 +44,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "model.pt").write_text("trained for a week")
     return tmp_path
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def trial(project: Path) -> subprocess.Popen[str]:
@@ -63,7 +66,8 @@ def overwritten(project: Path) -> list[str]:
 
 
 def test_a_trial_compares_promise_and_measurement_and_overwrites_nothing(project: Path) -> None:
-    output, errors = trial(project).communicate(timeout=300)
+    with trial(project) as process:
+        output, errors = process.communicate()
     made = json.loads(output or errors)
     assert made["command"] == "uneven run --nproc 2 --balance even --balance lb-bsp train.py", errors
     assert made["remedy"]["gain"] > 1.0
