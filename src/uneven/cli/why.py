@@ -80,6 +80,7 @@ def why(
             watch(Path(target[0]))
         show(Path(target[0]), form)
         return
+    from uneven.journal.reader import rank_paths
     from uneven.runtime import rundir
 
     if trial:
@@ -98,7 +99,7 @@ def why(
     if command == target:
         rundir.create(run, {})
     code = _train(command, run, live=live)
-    if not any((run / "journal").glob("rank*.jsonl")):
+    if not any(path.stat().st_size for path in rank_paths(run).values()):
         print(
             "uneven why: no worker took a step with torch that could be measured (does the command start Python with "
             "-I or -E, or in an environment without uneven?)",
@@ -139,9 +140,7 @@ def _train(command: list[str], run: Path, *, live: bool) -> int:
         return process.returncode is not None
 
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # ends the training, not only its observer
-    before = signal.signal(
-        signal.SIGINT, lambda *_: None
-    )  # the training has it as well; the explanation follows its end
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # it ends the training, then the explanation follows
     if live:
         from uneven.cli.why_live import follow
         from uneven.journal.report.console import Console
@@ -152,12 +151,12 @@ def _train(command: list[str], run: Path, *, live: bool) -> int:
     return process.returncode
 
 
-def show(run: Path, form: answer.Form = answer.Form.TEXT, *, remedies: bool = True) -> None:
+def show(run: Path, form: answer.Form = answer.Form.TEXT) -> None:
     """Print the explanation of a run."""
     from uneven.cli.why_page import as_text
     from uneven.why.explain import explain
 
-    found = explain(run, remedies=remedies)
+    found = explain(run)
     if form is answer.Form.JSON:
         answer.write(found)
     else:

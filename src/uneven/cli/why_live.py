@@ -12,14 +12,15 @@ from rich.live import Live
 from rich.text import Text
 
 from uneven import journal
-from uneven.cli.why_page import as_text, blocks, with_remedies
+from uneven.cli.why_page import as_text, blocks
 from uneven.errors import JournalError
 from uneven.journal.report.console import Console
 from uneven.journal.report.html import report_page
 from uneven.journal.report.page import Page
 from uneven.journal.report.terminal import PLAIN_LINE_EVERY_S, WatchedRun, over
 from uneven.why.explain import explained
-from uneven.why.pure.causes import Explanation, Remedy
+from uneven.why.pure.causes import Explanation
+from uneven.why.pure.remedies import with_remedies
 
 _NEWEST_BYTES = 400_000.0  # of each journal: about a thousand steps
 _RENEWED_EVERY_S = 2.0  # in a terminal
@@ -31,17 +32,15 @@ class LiveExplanation:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._suspects: tuple[tuple[int, str], ...] = ()
-        self._remedies: tuple[Remedy, ...] = ()
+        self._simulated: Explanation | None = None  # the last one whose remedies were simulated
 
     def newest(self) -> Explanation:
         """Return the explanation as of now; raise JournalError before its journal exists."""
         records = list(journal.read(self._run, _NEWEST_BYTES).records())
         found = explained(self._run.resolve().name, records)
-        suspects = tuple((one.rank, one.cause) for one in found.suspects)
-        if suspects != self._suspects:
-            self._suspects, self._remedies = suspects, with_remedies(self._run, found).remedies
-        return replace(found, remedies=self._remedies)
+        if self._simulated is None or _slow(found) != _slow(self._simulated):
+            self._simulated = with_remedies(found, records)
+        return replace(found, remedies=self._simulated.remedies, note=found.note or self._simulated.note)
 
     def page(self, run: Path) -> Page:
         """Return the report of a run with the explanation in it."""
@@ -49,6 +48,10 @@ class LiveExplanation:
         page.text("Who is slow, and why", blocks(self.newest()))
         page.parts.insert(1, page.parts.pop())  # after the key numbers
         return page
+
+
+def _slow(found: Explanation) -> list[tuple[int, str]]:
+    return [(one.rank, one.cause) for one in found.suspects]
 
 
 def watch(run: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven import journal
-from uneven.cli.why_page import as_text, with_remedies
+from uneven.cli.why_page import as_text
 from uneven.errors import ConfigError, LaunchError
 from uneven.journal.pure.metrics import Iteration
 from uneven.journal.reader import Follower
@@ -117,7 +117,7 @@ def tried(command: Sequence[str], run: Path) -> Trial:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _record(script.line("--run-dir", str(before.absolute())), before)
-        found = with_remedies(before, explain(before))
+        found = explain(before)
         _say(as_text(found) + "\n")
         remedy = best(found)
         if remedy is None:

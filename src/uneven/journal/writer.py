@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,13 @@ from uneven.journal.reader import rank_path, rank_paths
 from uneven.policy.core.records import Record, SplitRecord, to_json
 
 _log = logging.getLogger(__name__)
+
+_open: Counter[Path] = Counter()
+
+
+def writers_of(path: Path) -> int:
+    """Return the number of this process's open writers of a journal."""
+    return _open[path.resolve()]
 
 
 class Writer:
@@ -42,6 +49,8 @@ class Writer:
                 f"cannot write the journal {path} ({error.strerror}): choose a writable run directory "
                 f"with free space, or make this one writable"
             ) from error
+        self._counted = path.resolve()
+        _open[self._counted] += 1
 
     def write(self, *records: Record) -> None:
         """Append records in one write; raise JournalError if the writer is closed."""
@@ -74,6 +83,7 @@ class Writer:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            _open[self._counted] -= 1
 
     def __enter__(self) -> Writer:
         return self

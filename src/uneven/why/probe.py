@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from uneven.journal.reader import rank_path
-from uneven.journal.writer import BackgroundWriter, Writer
+from uneven.journal.writer import BackgroundWriter, Writer, writers_of
 from uneven.policy.core.records import MeetingsRecord, Record, RunRecord, StepRecord
 from uneven.runtime.installed import VERSION
 from uneven.runtime.world import discover
@@ -125,15 +125,24 @@ class Probe:
             world = discover()
             rank, size = world.rank, world.size
         probe = cls(run, rank, size)
-        path = rank_path(run, rank)
-        probe._session = _has_session(path)
-        probe._writer = BackgroundWriter(Writer(path))
-        if not probe._session:
-            probe._write(
+        probe._writer = BackgroundWriter(Writer(rank_path(run, rank)))
+        try:
+            probe._hook()
+        except BaseException:  # this torch lacks something
+            probe._end()
+            raise
+        atexit.register(unharmed, probe.close)
+        return probe
+
+    def _begin(self) -> None:
+        """Write the first record and start to read facts, once a session of this process would exist."""
+        self._session = writers_of(rank_path(self._run, self._rank)) > 1
+        if not self._session:
+            self._write(
                 RunRecord(
-                    run=run.name,
-                    rank=rank,
-                    world_size=size,
+                    run=self._run.name,
+                    rank=self._rank,
+                    world_size=self._size,
                     host=socket.gethostname(),
                     pid=os.getpid(),
                     started_at_s=time.time(),
@@ -141,15 +150,8 @@ class Probe:
                     versions={"torch": torch.__version__, "uneven": VERSION},
                 )
             )
-        try:
-            probe._hook()
-        except BaseException:  # this torch lacks something
-            probe._end()
-            raise
-        probe._facts = FactsThread(rank, probe._clock, probe._write, lambda: probe._iteration)
-        probe._facts.start()
-        atexit.register(unharmed, probe.close)
-        return probe
+        self._facts = FactsThread(self._rank, self._clock, self._write, lambda: self._iteration)
+        self._facts.start()
 
     @property
     def measures(self) -> bool:
@@ -244,6 +246,8 @@ class Probe:
         self._sums.saved_s += seconds
 
     def _met(self, seconds: float, _: Any, __: Any) -> None:
+        if self._session and self._forward:
+            return  # a session waits within the backward pass, whose end counts as a whole
         self._sums.meetings.append(seconds)
         if self._loop is not None and self._loop.ended():
             self._end_step(None if self._resting else _Mark(self._sums, self._clock.read()))
@@ -277,6 +281,8 @@ class Probe:
 
     def _end_step(self, mark: _Mark | None) -> None:
         """End a step at a mark; without one, it was not measured. The first step of a burst has no beginning."""
+        if self._facts is None:
+            self._begin()
         before, self._before, self._mark = self._before, mark, None
         self._evaluated_at_s = math.nan
         if mark is None:
@@ -354,16 +360,6 @@ def sparse(cost_s: float, step_s: float) -> int:
     """Return the power of two n so that measuring one step in n keeps within the budget: 1 … 64."""
     over = cost_s / step_s / BUDGET
     return min(_SPARSEST, 2 ** math.ceil(math.log2(over))) if over > 1 else 1
-
-
-def _has_session(path: Path) -> bool:
-    """Return whether a session of this process writes the steps into the same journal."""
-    try:
-        with path.open() as file:
-            mine = f'"pid":{os.getpid()},'
-            return any('"kind":"run"' in line and mine in line for line in file)
-    except FileNotFoundError:
-        return False
 
 
 def _size_of(batch: Any, depth: int = 3) -> tuple[int, int]:

@@ -16,6 +16,7 @@ _SEEDS = range(3)
 _STEPS = 400  # simulated at least: in a short run, balancers would still look for their shares
 _WORTH = 1.03  # smaller gains are not listed
 _LOCAL, _SHARES = "with local:every=8", "with lb-bsp"
+_BALANCED = "uneven run --balance lb-bsp train.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,15 @@ def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Change]:
     if len(found.workers) > 2:
         made.append(Change(f"without rank {slow.rank}", f"leaving rank {slow.rank} out"))
     if slow.cause == "batch":  # equal costs take equal times, as shares that follow the speed do
-        made.append(Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", "uneven run train.py"))
+        made.append(
+            Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED)
+        )
     else:
-        made.append(Change(_SHARES, "unequal shares (three lines: uneven.Session)", "uneven run train.py"))
-    both = Change(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", _RARELY.command)
+        made.append(
+            Change(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED)
+        )
+    command = "uneven run --balance lb-bsp --sync local:every=8 train.py"
+    both = Change(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", command)
     return [*made, _RARELY, both]
 
 
