@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.cli.why import variables
+from uneven.cli.why import python_path
 
 SLOW = 1
 DDP = f"""
@@ -66,7 +66,7 @@ def test_the_slow_worker_of_a_plain_script_is_named_and_its_weights_stay_the_sam
 
 def _plain(folder: Path, lines: str) -> subprocess.CompletedProcess[str]:
     """Run a training of one process as ``uneven why`` starts it, with ``lines`` before it."""
-    return _launch(sys.executable, "-c", lines + PLAIN, env={**os.environ, **variables(folder)})
+    return _launch(sys.executable, "-c", lines + PLAIN, env={**os.environ, "PYTHONPATH": python_path(folder)})
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_trial_compares_promise_and_measurement_and_overwrites_nothing(project
     with trial(project) as process:
         output, errors = process.communicate()
     made = json.loads(output or errors)
-    assert made["command"] == "uneven run --nproc 2 --balance even --balance lb-bsp train.py", errors
+    assert made["command"].startswith("uneven run --nproc 2 --balance even --balance lb-bsp "), errors
     assert made["remedy"]["gain"] > 1.0
     assert made["measured"] > 1.0  # sleep is the work, so no load of this machine matters
     assert overwritten(project) == []

@@ -23,6 +23,7 @@ def explained(
     noise: float = 0.002,
     steps: int = STEPS,
     everyone: dict[str, float] | None = None,
+    apart: int = 0,
 ) -> Explanation:
     """Return the answer for four workers with these seconds of lateness; ``pauses``: step → rank of a long step, -1 for
     all of them; ``everyone``: facts of all workers."""
@@ -56,6 +57,7 @@ def explained(
                 ended_at_s=at_s,
                 duration_s=longest_s + communicate_s,
                 timings=timings,
+                apart=apart,
             )
         )
     sums = {rank: USUAL | (everyone or {}) | (facts or {}).get(rank, {}) for rank in range(4)}
@@ -125,6 +127,18 @@ def test_the_cause_is_the_quantity_that_covers_the_lateness(
 def test_the_source_of_slow_data_is_named(facts: dict[str, float], words: str) -> None:
     (found,) = explained(late={2: 0.1}, data={2: 0.1}, facts={2: facts | {"whole_s": 0.2}}).suspects
     assert found.evidence.endswith(words)
+
+
+def test_workers_that_take_separate_steps_are_not_compared() -> None:
+    found = explained(late={2: 0.1}, apart=32)
+    assert not found.suspects
+    assert "take separate steps" in found.note
+
+
+def test_a_run_of_a_session_without_facts_has_the_times_of_its_slow_worker() -> None:
+    nothing = dict.fromkeys(USUAL, 0.0)
+    (found,) = explained(late={2: 0.1}, everyone=nothing).suspects
+    assert (found.cause, found.evidence) == ("processor", "its computing takes 181 ms, that of the others 81 ms")
 
 
 def test_workers_of_one_full_machine_are_marked() -> None:

@@ -198,6 +198,11 @@ def judge(
     if not known:
         note = f"fewer than {WARM_UP + 2} steps are recorded: nothing can be compared"
         return Explanation(run, 0, math.nan, (), (), (), "", note=note)
+    if any(one.apart for one in known):
+        note = (
+            f"the workers of {run} take separate steps and never wait for a slow one: see `uneven watch`"
+        )
+        return Explanation(run, 0, math.nan, (), (), (), "", note=note)
     step_s = median(one.duration_s for one in known)
     usual = [one for one in known if one.duration_s <= _PAUSE * step_s]
     ranks = sorted(usual[-1].timings)
@@ -255,7 +260,7 @@ def _late(
                     part_of_steps=part,
                     cause=cause,
                     evidence=evidence,
-                    shared=full,
+                    shared=full and cause != "blocked",  # a worker that sleeps takes no processor from the others
                 )
             )
     return found
@@ -337,6 +342,8 @@ def _cause(
     if 0.0 < clock < _LOWER:
         return "clock", f"its processor runs at {clock:.0%} of the others' clock rate"
     ran_s = mine.per_step("ran_s")
+    if not ran_s:  # a session's run without the measurement
+        return "processor", f"its computing takes {_ms(worker.compute_s)}, that of the others {_ms(compute_s)}"
     slower = _ratio(ran_s, ran_s - excess("ran_s"))
     return "processor", f"the same work takes {slower:.2f} times the processor time of the others"
 

@@ -92,13 +92,9 @@ def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Change]:
     if len(found.workers) > 2:
         made.append(Change(f"without rank {slow.rank}", f"leaving rank {slow.rank} out"))
     if slow.cause == "batch":  # equal costs take equal times, as shares that follow the speed do
-        made.append(
-            Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED)
-        )
+        made.append(Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED))
     else:
-        made.append(
-            Change(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED)
-        )
+        made.append(Change(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED))
     command = "uneven run --balance lb-bsp --sync local:every=8 train.py"
     both = Change(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", command)
     return [*made, _RARELY, both]
