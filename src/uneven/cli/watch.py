@@ -53,8 +53,8 @@ def watch(
     The view ends with the run, or with Ctrl-C, which does not affect the run. Then the command prints a table of the
     whole run, and advice. It only reads the run directory, so it works on any machine that can read it.
 
-    With --web it prints the address of a page with the charts of `uneven report` and the answer of `uneven why`, updated
-    live. The address has a token; requests without the token are rejected. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
+    With --web it prints the address of a live page: the charts of `uneven report`, and the answer of `uneven why`. The
+    address has a token; requests without the token are rejected. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
 
     With --log-to it also sends the run to experiment trackers, live. With --prometheus it also serves the figures as
     metrics, and does not end with the run.

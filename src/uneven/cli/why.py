@@ -154,7 +154,7 @@ def _train(command: list[str], run: Path, *, live: bool) -> int:
 def show(run: Path, form: answer.Form = answer.Form.TEXT) -> None:
     """Print the explanation of a run."""
     from uneven.cli.why_page import as_text
-    from uneven.why.explain import explain
+    from uneven.why.explanation import explain
 
     found = explain(run)
     if form is answer.Form.JSON:

@@ -20,7 +20,7 @@ from uneven.journal.pure.metrics import Iteration
 from uneven.journal.reader import Follower
 from uneven.policy.core.records import RunRecord, StepRecord
 from uneven.runtime.jobs.command import Command
-from uneven.why.explain import explain
+from uneven.why.explanation import explain
 from uneven.why.pure.causes import Explanation, Remedy
 
 STEPS = 200  # of each run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uneven.runtime.installed import lazy
 
 if TYPE_CHECKING:
-    from uneven.why.explain import explain
+    from uneven.why.explanation import explain
     from uneven.why.pure.causes import Explanation, Remedy, Suspect
     from uneven.why.start import attach
 
@@ -21,7 +21,7 @@ __getattr__ = lazy(
     __name__,
     {
         "uneven.why.start": ("attach",),
-        "uneven.why.explain": ("explain",),
+        "uneven.why.explanation": ("explain",),
         "uneven.why.pure.causes": ("Explanation", "Remedy", "Suspect"),
     },
 )

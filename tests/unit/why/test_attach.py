@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,8 @@ def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, t
     steps = sum(isinstance(one, StepRecord) for one in journal.read(Path(tmp_path)).ranks[me.rank])
     assert steps >= 38
     assert size / steps < 1_000
+
+
+def test_the_function_has_its_name_after_its_module_is_imported() -> None:
+    importlib.import_module("uneven.cli.why_live")
+    assert callable(importlib.import_module("uneven.why").explain)

@@ -26,7 +26,7 @@ from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.wiring import Wiring
 from uneven.cluster.pure.describe.spec import Node
 from uneven.testing.ranks import run_ranks
-from uneven.why.explain import explain
+from uneven.why.explanation import explain
 from uneven.why.pure.causes import Explanation
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress, table_of

@@ -199,9 +199,7 @@ def judge(
         note = f"fewer than {WARM_UP + 2} steps are recorded: nothing can be compared"
         return Explanation(run, 0, math.nan, (), (), (), "", note=note)
     if any(one.apart for one in known):
-        note = (
-            f"the workers of {run} take separate steps and never wait for a slow one: see `uneven watch`"
-        )
+        note = f"the workers of {run} take separate steps and never wait for a slow one: see `uneven watch`"
         return Explanation(run, 0, math.nan, (), (), (), "", note=note)
     step_s = median(one.duration_s for one in known)
     usual = [one for one in known if one.duration_s <= _PAUSE * step_s]
