@@ -12,8 +12,8 @@ from uneven.policy.select import Accumulator, Significant, pack
 ENTRIES, PART, THRESHOLD = 10_000_000, 0.01, 0.01
 
 
-def milliseconds(repeats: int) -> list[float]:
-    """Return the time of each repeat; its write copies the message's bytes into a buffer."""
+def median(repeats: int) -> float:
+    """Return the milliseconds of a repeat; its write copies the message's bytes into a buffer."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal(ENTRIES).astype(np.float32)
     values[values == 0] = 1
@@ -27,8 +27,4 @@ def milliseconds(repeats: int) -> list[float]:
         message = pack(sums.take(select, values), clock=1)
         buffer[: len(message)] = message
         found.append(1e3 * (time.perf_counter() - started_s))
-    return found[1:]
-
-
-def median(repeats: int) -> float:
-    return statistics.median(milliseconds(repeats))
+    return statistics.median(found[1:])

@@ -15,7 +15,7 @@ import uneven
 from uneven.errors import ConfigError
 from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
-from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.figures import Spread, by_turns
 from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
@@ -78,15 +78,10 @@ def _session(quick: bool, told: Progress) -> dict[str, Any]:
             "plain": _made(timed, lambda model: Plain(model, "sgd")),
             "session": _made(timed, functools.partial(PartArm, part=None, batch=timed.each * EACH, balance="lb-bsp")),
         }
-        found: dict[str, list[float]] = {arm: [] for arm in arms}
-        for number in range(rounds + 2):
-            for arm, one in arms.items():
-                taken_s = _seconds(one, batch, STEPS)
-                if number > 1:
-                    found[arm].append(taken_s)
+        found = by_turns({arm: functools.partial(_seconds, one, batch, STEPS) for arm, one in arms.items()}, rounds)
         arms["session"].close()
         ratios[name] = Spread.ratio(found["session"], found["plain"]).three
-        seconds[name] = {arm: statistics.median(them) for arm, them in found.items()}
+        seconds[name] = {arm: statistics.median(them) / STEPS for arm, them in found.items()}
     return {"session_ratio": ratios, "session_s": seconds}
 
 
