@@ -353,7 +353,7 @@ def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digi
     of 100 Mbit/s; time to a target on three tasks; settings that blow up.
 
     Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task
-    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and an eighth of the settings.
+    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and two of the settings.
     """
 
 

@@ -77,7 +77,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         said = lambda what, done: progress("time to target", what, done)  # noqa: E731
         found["time_to_target"] = to_target(data, 1 if quick else 3, said, names, method or None)
     if "blow-ups" in wanted:
-        found["blow_ups"] = blow_ups(data, lambda what, done: progress("blow-ups", what, done), 3 if quick else 24)
+        found["blow_ups"] = blow_ups(data, lambda what, done: progress("blow-ups", what, done), 2 if quick else 24)
     return found
 
 
