@@ -4,7 +4,7 @@
 #   make test-rest  all other tests (tests/system, benchmarks/tests): Ray, emulated clusters, launchers, examples, benches
 #   make test-all   both
 #   make check      style and types
-#   make types      the types that scripts see: pyright on examples/
+#   make types      the types that scripts see: pyright on examples/ and the tutorials
 #   make docs       the site, into build/docs; a warning is an error
 #   make notebooks  the tutorials, each executed as a notebook, into build/notebooks
 #   make bench      the LB-BSP benchmark, short form
@@ -97,6 +97,7 @@ check: .venv/.stamp-check
 
 # Needs Node.js, and the network on the first call.
 types: .venv/.stamp-test
+	$(BIN)/python docs/notebooks.py --code
 	npx --yes pyright@1.1.405 --pythonpath $(BIN)/python
 
 docs: .venv/.stamp-docs

@@ -1,11 +1,12 @@
 """Writes the tutorials as notebooks, and executes them.
 
-    python docs/notebooks.py [--pictures] [NAME …]      all of them without a name
+    python docs/notebooks.py [--pictures | --code] [NAME …]      all of them without a name
 
 The pages in ``docs/tutorials`` are the only source. A block of Python becomes a cell, and so does a block of shell
 commands; all other text becomes Markdown. Sphinx writes the notebooks next to the pages, for readers to download; git
 ignores them. The command executes each one in an empty folder, writes it with its outputs to ``build/notebooks``, and
 fails if a cell fails or the last one draws nothing. With --pictures the pages show what the last cells have drawn.
+With --code it executes nothing, and writes the code of each page into a folder of ``build/tutorials``, for `make types`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ DOCS = Path(__file__).parent
 PAGES = sorted((DOCS / "tutorials").glob("[0-9]-*.md"))
 PICTURES = DOCS / "pictures" / "tutorials"
 EXECUTED = DOCS.parent / "build" / "notebooks"
+CODE = DOCS.parent / "build" / "tutorials"
 CELL_S = 240
 """A cell that takes longer has failed."""
 PICTURE_BYTES = 150_000
 """At most, as tests/test_docs.py demands."""
 
 _BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
+_FILE = "%%writefile "
 _ONLY_ON_THE_SITE = re.compile(r"^(?:!\[|\{download\}).*\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
 
@@ -61,6 +64,20 @@ def write() -> None:
     """Write each notebook next to its page. Sphinx calls it before it reads the pages."""
     for page in PAGES:
         page.with_suffix(".ipynb").write_text(json.dumps(notebook(page.read_text()), indent=1))
+
+
+def extract(page: Path) -> None:
+    """Write the files that a page's cells write, and ``cells.py`` with the code of its other cells."""
+    folder = CODE / page.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = []
+    for language, code in _BLOCK.findall(page.read_text()):
+        first, _, rest = code.partition("\n")
+        if first.startswith(_FILE):
+            (folder / first.removeprefix(_FILE)).write_text(rest)
+        elif language == "python":
+            cells.append(code)
+    (folder / "cells.py").write_text("\n".join(cells))
 
 
 def execute(page: Path) -> Any:
@@ -101,6 +118,7 @@ def save(picture: bytes, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true")
+    parser.add_argument("--code", action="store_true")
     parser.add_argument("names", nargs="*", choices=[*(page.stem for page in PAGES), []])
     asked = parser.parse_args()
     # Cells start `uneven` and `python`, also if this environment is not active.
@@ -108,6 +126,9 @@ def main() -> None:
     EXECUTED.mkdir(parents=True, exist_ok=True)
     for page in PAGES:
         if asked.names and page.stem not in asked.names:
+            continue
+        if asked.code:
+            extract(page)
             continue
         began_s = time.monotonic()
         made = execute(page)

@@ -79,7 +79,7 @@ class Video:
     counts them. An address without an end is a camera, which is reopened after an interruption, with growing pauses.
 
     Args:
-        at: a path, or "rtsp://…", "http://…"; its passwords are not shown.
+        at: a path, or an address (``rtsp://…``, ``http://…``); its passwords are not shown.
         follow: the file still grows; continue until it has not for :data:`GROWS_WITHIN_S`.
         timeout_s: how long a camera that has shown pictures may be silent or unreachable.
 
