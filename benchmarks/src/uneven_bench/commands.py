@@ -282,7 +282,7 @@ def machines(
     """
 
 
-@bench("why", whole="twenty minutes", quick="a minute and a half")
+@bench("why", whole="half an hour", quick="a minute and a half")
 def why(
     quick: Quick = False,
     json: Json = False,
@@ -292,8 +292,9 @@ def why(
     """Is the slow worker named, with the right cause, and is nothing said of equal ones?
 
     60 runs of three workers with one disturbance (a quota, stops, competition, slow data, heavy batches, a slow link,
-    garbage collection, compilation, page faults, …) under DDP, FSDP2 and a plain loop; 40 without one, half of them on
-    a busy machine; and the time that the measurement adds to steps of 5 and 50 ms. A slow link needs root.
+    garbage collection, compilation, page faults, …) under DDP, FSDP2 and a plain loop; 40 without one, half of them
+    beside busy loops; the time that the measurement adds to steps of 5 and 50 ms; and the promised gain of each remedy
+    against that of really doing it, on emulated machines. Slow links and remedies need root.
     """
 
 

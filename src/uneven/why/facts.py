@@ -85,14 +85,17 @@ class FactsThread:
         self._thread.join(timeout=5.0)
 
     def step(self, values: Mapping[str, float]) -> None:
-        """Add a measured step of the training thread, which calls this."""
-        if self._device < 0 and torch.cuda.is_initialized():
-            self._device = torch.cuda.current_device()  # of this thread
+        """Add a measured step of the training thread."""
         with self._lock:
             sums = self._sums
             sums["steps"] = sums.get("steps", 0.0) + 1
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value
+
+    def find_gpu(self) -> None:
+        """Note the GPU of the training thread, which calls this."""
+        if self._device < 0 and torch.cuda.is_initialized():
+            self._device = torch.cuda.current_device()
 
     def take_spent_s(self) -> float:
         """Return the processor seconds spent since the last call."""

@@ -16,13 +16,14 @@ step the same number, so the burst of a worker is also one of each worker that m
 from __future__ import annotations
 
 import atexit
+import gc
 import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,32 +60,30 @@ class _Sums:
         self.saved_s = 0.0  # in torch.save
         self.meetings: list[float] = []  # seconds of each
 
-    def copy(self) -> _Sums:
-        made = _Sums()
-        made.data_s, made.samples, made.elements = self.data_s, self.samples, self.elements
-        made.evaluated_s, made.saved_s, made.meetings = self.evaluated_s, self.saved_s, self.meetings[:]
-        return made
-
-    def cut(self, counted: _Sums) -> None:
-        """Remove what a mark has counted."""
-        self.data_s -= counted.data_s
-        self.samples -= counted.samples
-        self.elements -= counted.elements
-        self.evaluated_s -= counted.evaluated_s
-        self.saved_s -= counted.saved_s
-        del self.meetings[: len(counted.meetings)]
+    def add(self, later: _Sums) -> None:
+        self.data_s += later.data_s
+        self.samples += later.samples
+        self.elements += later.elements
+        self.evaluated_s += later.evaluated_s
+        self.saved_s += later.saved_s
+        self.meetings += later.meetings
 
 
 class _Mark:
-    """The sums at the last optimizer step so far: what belongs to this step, if no other optimizer follows."""
+    """The last optimizer step so far, and the sums of this step, if no other optimizer follows."""
 
     __slots__ = ("at_s", "process_s", "sums", "thread")
 
     def __init__(self, sums: _Sums, thread: tuple[int, int]) -> None:
         self.at_s = _now()
-        self.sums = sums.copy()
+        self.sums = sums
         self.thread = thread
         self.process_s = time.process_time()
+
+    def since(self, before: _Mark) -> tuple[float, float, float]:
+        """Return the seconds, and those in which the thread ran and was queued."""
+        ran_ns, queued_ns = self.thread[0] - before.thread[0], self.thread[1] - before.thread[1]
+        return self.at_s - before.at_s, ran_ns / 1e9, queued_ns / 1e9
 
 
 class Probe:
@@ -92,7 +91,6 @@ class Probe:
 
     def __init__(self, run: Path, rank: int, size: int) -> None:
         self._rank = rank
-        self._process = os.getpid()
         self._thread = threading.get_ident()  # the one that trains
         self._clock = RunQueueClock()
         self._run = run
@@ -155,14 +153,18 @@ class Probe:
 
     @property
     def measures(self) -> bool:
-        """Whether it measures this process: a forked loader inherits the hooks, and is not measured."""
-        return not self._off and self._process == os.getpid()
+        """Whether it measures this process."""
+        return not self._off
+
+    def forget(self) -> None:
+        """Leave the hooks without effect, in a process that has inherited them, as a forked loader does."""
+        self._off = True
 
     def close(self) -> None:
         """Remove the hooks and write the rest of the journal."""
         if self.measures:
             if self._mark is not None:
-                unharmed(lambda: self._end_step(self._mark))
+                unharmed(self._end_step, self._mark)
             self._end()
 
     def _end(self) -> None:
@@ -179,10 +181,10 @@ class Probe:
 
         @wraps(hook)
         def call(*args: Any) -> None:
-            if self._off or threading.get_ident() != self._thread or os.getpid() != self._process:
+            if self._off or threading.get_ident() != self._thread:
                 return
             started_s = _now()
-            if not unharmed(lambda: hook(*args)):
+            if not unharmed(hook, *args):
                 self._end()
             self._spent_s += _now() - started_s
 
@@ -250,7 +252,11 @@ class Probe:
             return  # a session waits within the backward pass, whose end counts as a whole
         self._sums.meetings.append(seconds)
         if self._loop is not None and self._loop.ended():
-            self._end_step(None if self._resting else _Mark(self._sums, self._clock.read()))
+            if self._iteration < 0 and _has_optimizer():
+                self._loop = None
+            else:
+                self._mark_here()
+                self._end_step(self._mark)
 
     def _forward_ended(self, seconds: float, _: Any, args: Any) -> None:
         model = args[0]
@@ -275,7 +281,17 @@ class Probe:
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._loop = None
         self._stepped.add(id(optimizer))
-        self._mark = None if self._resting else _Mark(self._sums, self._clock.read())
+        self._mark_here()
+
+    def _mark_here(self) -> None:
+        if self._resting:
+            self._mark = None
+            return
+        sums, self._sums = self._sums, _Sums()
+        if self._mark is not None:  # of another optimizer in this step
+            self._mark.sums.add(sums)
+            sums = self._mark.sums
+        self._mark = _Mark(sums, self._clock.read())
 
     # ---- steps
 
@@ -287,18 +303,19 @@ class Probe:
         self._evaluated_at_s = math.nan
         if mark is None:
             self._sums = _Sums()
-        else:
-            self._sums.cut(mark.sums)
-            if before is not None:
-                self._costs.append((self._spent_s, mark.at_s - before.at_s))
-                self._record(before, mark)
-            self._spent_s = 0.0
+        elif before is not None:
+            whole_s, _, queued_s = mark.since(before)
+            self._costs.append((self._spent_s, whole_s - queued_s))
+            self._record(self._iteration, before, mark)
+        self._spent_s = 0.0
         self._iteration += 1
         if self._iteration % _BURST == 0:
             self._plan_burst()
 
     def _plan_burst(self) -> None:
         """Decide whether the next steps are measured."""
+        if self._facts is not None:
+            self._facts.find_gpu()
         if self._costs:
             # Medians, because a hook may have waited for a processor.
             hooks_s, whole_s = (median(each) for each in zip(*self._costs, strict=True))
@@ -310,50 +327,63 @@ class Probe:
             self._before = None
             self._forward.clear()
 
-    def _record(self, before: _Mark, mark: _Mark) -> None:
-        sums, whole_s = mark.sums, mark.at_s - before.at_s
+    def _record(self, iteration: int, before: _Mark, mark: _Mark) -> None:
+        sums, (whole_s, ran_s, queued_s) = mark.sums, mark.since(before)
         exchange_s = sum(sums.meetings)
-        own_s = max(0.0, whole_s - exchange_s)
-        data_s = min(sums.data_s, own_s)
-        if not self._session:
-            self._write(
-                StepRecord(
-                    rank=self._rank,
-                    iteration=self._iteration,
-                    epoch=0,
-                    batch=max(1, sums.samples),
-                    global_batch=0,  # the sum of all batches, which this worker does not know
-                    data_s=round(data_s, _DIGITS),
-                    compute_s=round(own_s - data_s, _DIGITS),
-                    exchange_s=round(exchange_s, _DIGITS),
-                    control_s=0.0,
-                    ended_at_s=round(time.time() - (_now() - mark.at_s), _DIGITS),
-                    local_cpu_s=round(max(0.0, mark.process_s - before.process_s), _DIGITS),
-                )
-            )
-        if len(sums.meetings) > 1 and not self._session:
-            kept = sums.meetings[:_MOST_MEETINGS]
-            if len(sums.meetings) > _MOST_MEETINGS:
-                kept.append(sum(sums.meetings[_MOST_MEETINGS:]))
-            seconds = tuple(round(one, _DIGITS) for one in kept)
-            self._write(MeetingsRecord(rank=self._rank, iteration=self._iteration, seconds=seconds))
+        data_s = min(sums.data_s, max(0.0, whole_s - exchange_s))
         if self._facts is not None:
             self._facts.step(
                 {
                     "whole_s": whole_s,
                     "exchange_s": exchange_s,
                     "data_s": data_s,
-                    "ran_s": (mark.thread[0] - before.thread[0]) / 1e9,
-                    "queued_s": (mark.thread[1] - before.thread[1]) / 1e9,
+                    "ran_s": ran_s,
+                    "queued_s": queued_s,
                     "elements": sums.elements,
                     "evaluated_s": sums.evaluated_s,
                     "saved_s": sums.saved_s,
                 }
             )
+        if self._session:
+            return
+        # The writer's thread makes the records: right after a step, the caches hold the model.
+        process_s = max(0.0, mark.process_s - before.process_s)
+        self._write(partial(self._step_record, iteration, mark, whole_s, data_s, exchange_s, process_s))
+        if len(sums.meetings) > 1:
+            self._write(partial(self._meetings_record, iteration, sums.meetings))
 
-    def _write(self, record: Record) -> None:
+    def _step_record(
+        self, iteration: int, mark: _Mark, whole_s: float, data_s: float, exchange_s: float, process_s: float
+    ) -> StepRecord:
+        return StepRecord(
+            rank=self._rank,
+            iteration=iteration,
+            epoch=0,
+            batch=max(1, mark.sums.samples),
+            global_batch=0,  # the sum of all batches, which this worker does not know
+            data_s=round(data_s, _DIGITS),
+            compute_s=round(max(0.0, whole_s - exchange_s) - data_s, _DIGITS),
+            exchange_s=round(exchange_s, _DIGITS),
+            control_s=0.0,
+            ended_at_s=round(time.time() - (_now() - mark.at_s), _DIGITS),
+            local_cpu_s=round(process_s, _DIGITS),
+        )
+
+    def _meetings_record(self, iteration: int, meetings: list[float]) -> MeetingsRecord:
+        kept = meetings[:_MOST_MEETINGS]
+        if len(meetings) > _MOST_MEETINGS:
+            kept.append(sum(meetings[_MOST_MEETINGS:]))
+        seconds = tuple(round(one, _DIGITS) for one in kept)
+        return MeetingsRecord(rank=self._rank, iteration=iteration, seconds=seconds)
+
+    def _write(self, record: Record | Callable[[], Record]) -> None:
         if self._writer is not None:
             self._writer.write(record)
+
+
+def _has_optimizer() -> bool:
+    """Return whether this script has an optimizer, whose first step takes many meetings."""
+    return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
 
 
 def sparse(cost_s: float, step_s: float) -> int:

@@ -38,6 +38,14 @@ def watch(module: ModuleType) -> None:
         _hook_optimizers(module)
 
 
+def _in_a_fork() -> None:
+    if _probe is not None:
+        _probe.forget()
+
+
+os.register_at_fork(after_in_child=_in_a_fork)
+
+
 def _hook_optimizers(module: ModuleType) -> None:
     """Pass all optimizer steps of this process to its probe. The hooks stay, because torch may be iterating over
     them when the measurement ends."""
