@@ -38,6 +38,10 @@ class Route(NamedTuple):
     load: LinkLoad
     latency_s: float
 
+    def times(self, many: int) -> Route:
+        """Return the route of a transfer that stands for ``many``, one after the other."""
+        return Route(self.load, many * self.latency_s)
+
 
 class Flow:
     """A transfer in progress."""
@@ -61,26 +65,24 @@ def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -
     """
     if len(loads) == 1 and len(loads[0].links):
         return [float((capacities[loads[0].links] / loads[0].weights).min())]
-    # All rates rise together until a link is full; its flows stay at that level, the others continue to rise.
-    rates = [math.inf] * len(loads)
-    rising = {place: load for place, load in enumerate(loads) if len(load.links)}
-    total = np.zeros(len(capacities))
-    for load in rising.values():
-        total[load.links] += load.weights
+    # All rates rise together until a link is full; its flows stay at that level, the others continue to rise. One
+    # entry for each link of each flow: flow, link and weight.
+    rates = np.full(len(loads), np.inf)
+    flows = np.repeat(np.arange(len(loads)), [len(load.links) for load in loads])
+    links = np.concatenate([load.links for load in loads])
+    weights = np.concatenate([load.weights for load in loads])
     left = capacities.copy()
-    while rising:
+    while len(flows):
+        total = np.bincount(links, weights, len(capacities))
         levels = np.divide(left, total, out=np.full(len(left), np.inf), where=total > _SAME)
-        level = float(levels.min())
-        full = levels <= level * (1 + _SAME) + _SAME
-        held = [place for place, load in rising.items() if full[load.links].any()]
-        if not held:  # rounding has left a link full that no rising flow uses
-            total[full] = 0.0
-        for place in held:
-            load = rising.pop(place)
-            rates[place] = max(level, 0.0)
-            left[load.links] -= rates[place] * load.weights
-            total[load.links] -= load.weights
-    return rates
+        level = max(float(levels.min()), 0.0)
+        held = np.zeros(len(loads), bool)
+        held[flows[(levels <= level * (1 + _SAME) + _SAME)[links]]] = True
+        rates[held] = level
+        stays = held[flows]
+        left -= level * np.bincount(links[stays], weights[stays], len(capacities))
+        flows, links, weights = flows[~stays], links[~stays], weights[~stays]
+    return list(rates.tolist())
 
 
 class Network:

@@ -110,7 +110,9 @@ class Rings:
             # the same time, and the end would not change.
             self._own_sides(meeting, lambda: stage.topology.ring_pieces(here, size_bytes))
         meeting.event = None
-        meeting.flow = stage.network.start(self._route(meeting, here, size_bytes), size_bytes, self._sent, meeting)
+        many = stage.many(meeting.parts[meeting.bucket])
+        route = self._route(meeting, here, size_bytes / many).times(many)
+        meeting.flow = stage.network.start(route, size_bytes, self._sent, meeting)
 
     def _leg(self, meeting: Round, here: tuple[int, ...]) -> None:
         # Each sends its entries to all others; with hubs first inside the groups, then from hub to hub, then into the

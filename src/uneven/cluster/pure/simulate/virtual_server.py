@@ -57,7 +57,8 @@ class Servers:
             stage.sends(worker.rank, errand.exchange)
             self._own_side(errand)
         size_bytes = stage.size_bytes(worker.rank, errand.exchange) * (parts[bucket] - sent)
-        stage.network.start(self._way(errand, stage.topology.push), size_bytes, self._pushed, errand)
+        route = self._way(errand, stage.topology.push).times(stage.many(parts[bucket]))
+        stage.network.start(route, size_bytes, self._pushed, errand)
 
     def _own_side(self, errand: Errand) -> None:
         now_s = self._stage.queue.now_s
