@@ -35,7 +35,14 @@ def command(
             show_default=False,
         ),
     ],
-    iterations: Annotated[int, played("Number of global batches in each simulation.", metavar="N")] = 200,
+    iterations: Annotated[
+        int | None,
+        played(
+            "Number of global batches in each simulation. [default: 200, fewer with more than eight nodes]",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     balance: Annotated[
         str | None,
         played(
@@ -105,7 +112,7 @@ def command(
     from uneven.policy.core.tables import shown
 
     for key, value, least, most in (("--iterations", iterations, 1, MOST_ITERATIONS), ("--seed", seed, 0, 2**63)):
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise ConfigError(f"{key} {shown(value)}: it must be at least {least} and at most {most:,}")
     goal = 0.9 if train is not None and accuracy is None else accuracy
     lesson = learning.lesson(train, goal, "--accuracy")
@@ -117,7 +124,7 @@ def command(
         raise ConfigError(f"no combination could be simulated: {_reasons(failed or left)}")
     left += failed
     took_s, plan = perf_counter() - started_s, ranked(results)
-    page = plan_page.PlanPage(case.spec, plan, tuple(left), iterations, lesson.goal, took_s, balance is not None)
+    page = plan_page.PlanPage(case.spec, plan, tuple(left), case.batches, lesson.goal, took_s, balance is not None)
     if form is answer.Form.JSON:
         answer.write(plan_page.as_json(page, train))
     else:
@@ -140,27 +147,37 @@ class _Case:
 
     spec: ClusterSpec
     exchange_s: Mapping[int, float]
-    iterations: int
+    iterations: int | None  # None for as many as :func:`enough_iterations` says
     seed: int
     preconditioned: bool = False
 
+    @property
+    def batches(self) -> int:
+        """The global batches of a simulation whose policy exchanges often."""
+        from uneven.cluster.pure.plan import enough_iterations
+
+        return self.iterations or enough_iterations(len(self.spec.nodes))
+
     def scenario(self, choice: Choice) -> Scenario:
+        from uneven.cluster.pure.plan import enough_iterations
         from uneven.cluster.pure.simulate import Scenario
         from uneven.policy.balance import balancers
         from uneven.policy.sync import policies
 
         # Balancers and policies learn, so each combination gets new ones.
+        policy = policies.resolve(choice.sync)
+        every = 1 if policy.facts is None else policy.facts.every
         return Scenario(
             spec=self.spec,
             balancer=balancers.resolve(choice.balance),
-            policy=policies.resolve(choice.sync),
-            iterations=self.iterations,
+            policy=policy,
+            iterations=self.iterations or enough_iterations(len(self.spec.nodes), every),
             seed=self.seed,
             exchange_s=self.exchange_s,
         )
 
 
-def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None) -> _Case:
+def _case(cluster: str, iterations: int | None, seed: int, preconditioner: Path | None) -> _Case:
     from uneven.cluster import files
     from uneven.errors import ConfigError, access
     from uneven.journal.reader import rank_paths
@@ -176,7 +193,7 @@ def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None)
     return replace(case, spec=replace(case.spec, preconditioner=files.preconditioner(preconditioner)))
 
 
-def _recorded(run: Path, iterations: int, seed: int) -> _Case:
+def _recorded(run: Path, iterations: int | None, seed: int) -> _Case:
     """Return a run with the description next to its journal, or with one made from it."""
     from uneven.cli.simulate import recorded_costs
     from uneven.cluster import files
@@ -230,7 +247,7 @@ def _one(
     from uneven.policy.sync import carried, unheeded
 
     scenario, turns = case.scenario(choice), 1 if lesson.task is None else 2
-    figures = played(scenario, progress=lambda done: moved(min(1.0, done / case.iterations) / turns))
+    figures = played(scenario, progress=lambda done: moved(min(1.0, done / scenario.iterations) / turns))
     taught = None
     if lesson.task is not None:
         from uneven.cluster.virtual import train
@@ -240,7 +257,7 @@ def _one(
             case.scenario(choice),
             lesson.task,
             goal=lesson.goal,
-            progress=lambda done: moved(0.5 + min(1.0, done / case.iterations) / 2),
+            progress=lambda done: moved(0.5 + min(1.0, done / scenario.iterations) / 2),
         )
         taught = TrainingOutcome(
             reached_s=None if learnt.reached is None else learnt.reached.at_s,

@@ -215,6 +215,8 @@ def _left(left: tuple[LeftOut, ...]) -> list[str]:
 
 def advice(page: PlanPage) -> list[str]:
     best, carried = page.plan.best, page.plan.best_carried
+    if len(page.spec.nodes) == 1:
+        return ["There is nothing to plan: a single worker divides no batch and exchanges nothing."]
     text_lines = []
     if carried is None:
         text_lines.append("No real run supports the simulated policies yet: add --sync bsp.")

@@ -12,6 +12,7 @@ from uneven.policy.core.printable import printable
 
 _EVERY_S = 0.05
 _LINE_EVERY_S = 10.0
+_FIRST_S = 2.0  # until the first line of a simulation
 
 Report = Callable[[str, str, float], None]
 
@@ -19,7 +20,7 @@ Report = Callable[[str, str, float], None]
 @contextmanager
 def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
     """Yield ``moved(done, name=None)``, which draws at most about twenty times per second, and for each new name.
-    ``named`` shows the name, not the number."""
+    ``named`` shows the name, not the number. Without a terminal it prints lines, the first after two seconds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from uneven.journal.report.console import Console
@@ -28,8 +29,17 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
     said = TextColumn("{task.description}", markup=False) if named else MofNCompleteColumn()
     columns = (TextColumn("simulated"), BarColumn(), said, TimeElapsedColumn())
     # A notebook forces colours, but has no cursor to move.
-    shown = sys.stderr.isatty()
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not shown) as bars:
+    if not sys.stderr.isatty():
+        report, last = lines(sys.stderr, first_s=_FIRST_S), ""
+
+        def noted(done: float, name: str | None = None) -> None:
+            nonlocal last
+            last = name or last
+            report("simulated", f"{done:.0f} of {total} {last}", done / total)
+
+        yield noted
+        return
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
         task, shown_s = bars.add_task("", total=total), 0.0
 
         def moved(done: float, name: str | None = None) -> None:
@@ -67,10 +77,10 @@ def phases() -> Iterator[Report]:
         yield progress
 
 
-def lines(file: TextIO, clock: Callable[[], float] = monotonic) -> Report:
+def lines(file: TextIO, clock: Callable[[], float] = monotonic, first_s: float = _LINE_EVERY_S) -> Report:
     """Return a ``progress(phase, state, done)`` for logs: it prints changes at most every ten seconds, and the end of
-    each phase that had a line. Shorter phases print nothing. ``clock`` returns seconds."""
-    said, said_s, spoken = "", clock(), set[str]()
+    each phase that had a line. Phases shorter than ``first_s`` print nothing. ``clock`` returns seconds."""
+    said, said_s, spoken = "", clock() + first_s - _LINE_EVERY_S, set[str]()
 
     def progress(phase: str, state: str, done: float) -> None:
         nonlocal said, said_s

@@ -106,6 +106,7 @@ def command(
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
     from uneven.cli import learning, simulate_page
+    from uneven.cluster.pure.plan import doubts
     from uneven.policy.sync.compatibility import compatible
 
     lesson = learning.lesson(train, goal, "--accuracy")
@@ -118,6 +119,8 @@ def command(
         print(f"uneven: {reason}", file=sys.stderr)
     directory = _directory(scenario, run_dir, no_journal)
     played_out = _play(scenario, directory, lesson)
+    for line in doubts(scenario.spec, max(one.communicate_share for one in played_out.outcome.workers)):
+        print(f"uneven: {line}", file=sys.stderr)
     plain = _plain(scenario, lesson) if compare else None
     if form is answer.Form.JSON:
         answer.write(simulate_page.as_json(scenario, played_out, plain, directory))

@@ -198,3 +198,11 @@ def test_a_mistake_is_named(words: tuple[str, ...], told: str, capsys: pytest.Ca
 ])  # fmt: skip
 def test_options_stay_with_their_name(text: str | None, parts: tuple[str, ...]) -> None:
     assert split(text) == parts
+
+
+def test_one_machine_has_nothing_to_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.toml").write_text('name = "one"\nnodes = [{ name = "laptop" }]\n')
+    text, told = planned(capsys, str(tmp_path / "one.toml"), "--iterations", "20")
+    assert "There is nothing to plan: a single worker divides no batch and exchanges nothing." in text
+    assert len(told["rows"]) == 1
+    assert told["left_out"] == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from uneven.cli import main
+from uneven.cli import main, progress
 from uneven.journal import read, summarize
 from uneven.journal.pure.metrics import iterations
 from uneven.journal.report import html
@@ -92,3 +94,25 @@ def test_a_simulation_whose_last_worker_dies_says_that_it_was_cut_short(
     assert "of 20 iterations: no worker was left" in capsys.readouterr().out
     assert typed("demo4", "--iterations", "20", "--no-journal") == 0
     assert "no worker was left" not in capsys.readouterr().out
+
+
+def test_a_log_gets_the_progress_from_the_second_second_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(progress, "lines", partial(progress.lines, clock=lambda: now_s))
+    with progress.bar(20, named=True) as moved:
+        for done in range(21):
+            moved(done, f"choice {done}")
+            now_s += 1.0
+    assert capsys.readouterr().err.splitlines() == [
+        f"uneven: simulated {done} of 20 choice {done}" for done in (2, 12, 20)
+    ]
+
+
+def test_what_is_odd_about_the_links_is_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "slow.toml").write_text('name = "slow"\nnodes = [{ name = "a", count = 2, up_bit_per_s = 50 }]\n')
+    assert typed(str(tmp_path / "slow.toml"), "--iterations", "2", "--no-journal", "--format", "json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["iterations"] == 2
+    assert err == "uneven: A0's link up has 50 bit/s. Is the unit right? 50 Mbit/s is 50e6\n"

@@ -6,7 +6,7 @@ import pytest
 
 from uneven.cluster.files import load
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node
-from uneven.cluster.pure.plan import Choice, combinations, default_syncs
+from uneven.cluster.pure.plan import Choice, combinations, default_syncs, enough_iterations
 from uneven.cluster.pure.plan.combine import same_plans
 from uneven.errors import UnknownNameError
 from uneven.policy.balance import balancers
@@ -64,3 +64,15 @@ def test_a_wrong_name_is_named() -> None:
         combinations(load("demo4"), ["lb-bsb"])
     with pytest.raises(UnknownNameError, match="staleness"):
         combinations(load("demo4"), [], ["ssp:stale=3"])
+
+
+def test_a_large_cluster_gets_fewer_batches_and_a_rare_exchange_gets_two() -> None:
+    assert [enough_iterations(nodes) for nodes in (1, 8, 16, 64, 1000)] == [200, 200, 100, 25, 25]
+    assert [enough_iterations(64, every) for every in (1, 50, 100, 500)] == [25, 100, 200, 200]
+
+
+def test_one_worker_has_one_combination() -> None:
+    spec = ClusterSpec(name="laptop", nodes=(Node(name="only"),))
+    choices, left = combinations(spec)
+    assert [(one.balance, one.sync) for one in choices] == [("even", "bsp")]
+    assert not left

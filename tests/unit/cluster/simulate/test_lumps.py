@@ -20,10 +20,7 @@ def many_buckets(mbit: float, latency_s: float, buckets: int = 90) -> ClusterSpe
     return cluster(*nodes, bucket_bytes=each, first_bucket_bytes=each // 20)
 
 
-SPEEDS = pytest.mark.parametrize("mbit", [2, 12, 18, 400], ids=["slow", "about equal", "faster", "fast"])
-
-
-@SPEEDS
+@pytest.mark.parametrize("mbit", [2, 12, 18, 400], ids=["slow", "about equal", "faster", "fast"])
 @pytest.mark.parametrize("latency_s", [0.0, 0.0005])
 def test_lumps_change_no_time_of_an_all_reduce(mbit: float, latency_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = many_buckets(mbit, latency_s)
@@ -35,16 +32,13 @@ def test_lumps_change_no_time_of_an_all_reduce(mbit: float, latency_s: float, mo
         assert lumped.ends_s(rank) == pytest.approx(single.ends_s(rank), rel=1e-9)
 
 
-@SPEEDS
-def test_lumps_to_a_server_change_samples_per_second_by_less_than_a_percent(
-    mbit: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = many_buckets(mbit, 0.0005)
-    lumped = Ran(spec, "backup:spares=1", iterations=12).outcome
+def test_lumps_to_a_server_change_samples_per_second_by_less_than_a_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = many_buckets(12, 0.0005, buckets=60)
+    lumped = Ran(spec, "backup:spares=1", iterations=12).outcome.samples_per_s
     monkeypatch.setattr(stage, "MOST_BUCKETS", 1000)
-    assert lumped.samples_per_s == pytest.approx(
-        Ran(spec, "backup:spares=1", iterations=12).outcome.samples_per_s, rel=0.01
-    )
+    single = Ran(spec, "backup:spares=1", iterations=12).outcome.samples_per_s
+    assert lumped != single
+    assert lumped == pytest.approx(single, rel=0.01)
 
 
 def test_the_buckets_at_both_ends_stay_as_they_are() -> None:

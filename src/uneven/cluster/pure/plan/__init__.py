@@ -1,9 +1,9 @@
 """The balancer and policy that fit a cluster: simulated combinations, ranked, with reasons."""
 
-from uneven.cluster.pure.plan.combine import Choice, LeftOut, combinations, default_syncs
+from uneven.cluster.pure.plan.combine import Choice, LeftOut, combinations, default_syncs, enough_iterations
 from uneven.cluster.pure.plan.plan_figures import CombinationResult, Figures, TrainingOutcome, played
 from uneven.cluster.pure.plan.rank import Plan, Row, ranked
-from uneven.cluster.pure.plan.reasons import findings, preconditioning, reason
+from uneven.cluster.pure.plan.reasons import doubts, findings, preconditioning, reason
 
 __all__ = [
     "Choice",
@@ -15,6 +15,8 @@ __all__ = [
     "TrainingOutcome",
     "combinations",
     "default_syncs",
+    "doubts",
+    "enough_iterations",
     "findings",
     "played",
     "preconditioning",

@@ -37,6 +37,15 @@ def default_syncs() -> tuple[str, ...]:
     return tuple(spec for name, inners in tried for spec in ([f"{name}:{one}" for one in inners] or [name]))
 
 
+_ITERATIONS, _STEPS, _FEWEST = 200, 1600, 25  # global batches, steps of all workers, and the least batches [default]
+
+
+def enough_iterations(nodes: int, every: int = 1) -> int:
+    """Return the global batches of each simulation: fewer on many nodes, so that a plan of 64 takes seconds. A policy
+    that exchanges every ``every`` steps gets two exchanges, if 200 batches have room for them."""
+    return min(_ITERATIONS, max(_FEWEST, _STEPS // nodes, 2 * every))
+
+
 def combinations(
     spec: ClusterSpec, balances: Sequence[str] = (), syncs: Sequence[str] = ()
 ) -> tuple[list[Choice], list[LeftOut]]:
@@ -70,6 +79,8 @@ def combinations(
                 choices.append(Choice(balance, sync))
             else:
                 left.append(LeftOut(balance, sync, _short(reason)))
+    if len(spec.nodes) == 1:  # it divides nothing and exchanges nothing, so all are equal
+        return choices[:1], []
     return choices, left
 
 

@@ -103,7 +103,8 @@ _SAMPLES = 0.05  # relative difference in samples to the goal that is mentioned 
 
 def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
     """Return what the baseline shows about the cluster, in sentences without a full stop."""
-    figures, parts = plan.baseline.result.figures, []
+    figures = plan.baseline.result.figures
+    parts = doubts(spec, figures.communicate_share)
     if len(figures.workers) > 1:
         parts.append(_unequal(plan.baseline.result))
     if figures.communicate_share >= _HEAVY:
@@ -111,6 +112,27 @@ def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
     if figures.own:
         parts.append(preconditioning(spec, figures.own))
     parts += _happenings(spec)
+    return parts
+
+
+_SLOWEST_BIT_PER_S = 1000.0  # a lower bandwidth is likely to have another unit [ours]
+
+
+def doubts(spec: ClusterSpec, communicate_share: float) -> list[str]:
+    """Return doubts about a description's links, in sentences without a full stop. ``communicate_share``: part of all
+    workers' time in its simulation, 0 … 1."""
+    parts = []
+    if len(spec.nodes) > 1 and not communicate_share and bottleneck(spec) is None:
+        parts.append(
+            "No link is limited, so communication is free here: give the nodes up_bit_per_s and down_bit_per_s"
+        )
+    links = {f"{node.name}'s link up": node.up_bit_per_s for node in spec.nodes}
+    links |= {f"{node.name}'s link down": node.down_bit_per_s for node in spec.nodes}
+    links |= {f"the line between {' and '.join(link.between)}": link.bit_per_s for link in spec.links}
+    slow = {name: max(rate.values) for name, rate in links.items() if rate is not None}
+    slow = {name: rate for name, rate in slow.items() if rate < _SLOWEST_BIT_PER_S}
+    for name, rate in list(slow.items())[:1]:
+        parts.append(f"{name[0].upper()}{name[1:]} has {bits(rate)}. Is the unit right? 50 Mbit/s is 50e6")
     return parts
 
 
