@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +19,9 @@ from uneven.cli.options import played
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from uneven.cli import learning
+    from uneven.cli import learning, plan_page
     from uneven.cluster.pure.describe.spec import ClusterSpec
-    from uneven.cluster.pure.plan import Choice, CombinationResult, LeftOut
+    from uneven.cluster.pure.plan import Allowance, Choice, CombinationResult, LeftOut, Row
     from uneven.cluster.pure.simulate import Scenario
 
 _REASONS = 3  # number of reasons shown; a wrong unit in a cluster gives one for each combination
@@ -68,13 +70,21 @@ def command(
     accuracy: Annotated[float | None, options.accuracy("With --train: the accuracy to reach. [default: 0.9]")] = None,
     seed: Annotated[int, played("Seed of the jitter and of the sample order.", metavar="N")] = 0,
     preconditioner: options.Preconditioner = None,
+    budget: Annotated[
+        float | None,
+        played("Money to spend, in the description's currency: rank by the samples that it pays.", metavar="MONEY"),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        played("Time to spend, such as 8h, 90m or 2d: rank by the samples within it.", metavar="TIME"),
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             "--what-if",
             metavar="CHANGE",
             help='Replay a recorded run with one change. Examples: "rank 3 as fast as rank 0", "without rank 3", '
-            '"without the straggler", "on a 10 Gbit/s link", "with shadow:ma". Repeatable.',
+            '"one more like rank 0", "on a 10 Gbit/s link", "with shadow:ma". Repeatable.',
             show_default=False,
         ),
     ] = None,
@@ -98,6 +108,7 @@ def command(
       uneven plan runs/NAME                              a recorded run, with other settings
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
       uneven plan cluster.toml --preconditioner kfac.toml
+      uneven plan cluster.toml --budget 50 --deadline 8h
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
     """
     if what_if:
@@ -106,7 +117,7 @@ def command(
         asking.plan(Path(cluster), what_if, seed, report, form)
         return
     from uneven.cli import learning, plan_page
-    from uneven.cluster.pure.plan import combinations, ranked
+    from uneven.cluster.pure.plan import combinations, priced, ranked
     from uneven.cluster.pure.simulate.virtual_world import MOST_ITERATIONS
     from uneven.errors import ConfigError
     from uneven.policy.core.tables import shown
@@ -117,18 +128,75 @@ def command(
     goal = 0.9 if train is not None and accuracy is None else accuracy
     lesson = learning.lesson(train, goal, "--accuracy")
     case = _case(cluster, iterations, seed, preconditioner)
+    allowance = _allowance(case.spec, budget, deadline)
     choices, left = combinations(case.spec, split(balance), split(sync))
     started_s = perf_counter()
     results, failed = _play(case, choices, lesson)
     if not results:
         raise ConfigError(f"no combination could be simulated: {_reasons(failed or left)}")
     left += failed
-    took_s, plan = perf_counter() - started_s, ranked(results)
-    page = plan_page.PlanPage(case.spec, plan, tuple(left), case.batches, lesson.goal, took_s, balance is not None)
+    plan = ranked(results, allowance)
+    changes = _changed(case, plan.best_carried) if priced(case.spec) and lesson.task is None else ()
+    page = plan_page.PlanPage(
+        spec=case.spec,
+        plan=plan,
+        left=tuple(left),
+        iterations=case.batches,
+        goal=lesson.goal,
+        took_s=perf_counter() - started_s,
+        every=balance is not None,
+        allowance=allowance,
+        changes=changes,
+    )
     if form is answer.Form.JSON:
         answer.write(plan_page.as_json(page, train))
     else:
         plan_page.show(page)
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _allowance(spec: ClusterSpec, budget: float | None, deadline: str | None) -> Allowance:
+    """Return the limits. Raises ConfigError: a limit is not positive, or the cluster of a budget has no prices."""
+    from uneven.cluster.pure.plan import Allowance, priced
+    from uneven.errors import ConfigError
+
+    if budget is not None and not 0 < budget < math.inf:
+        raise ConfigError(f"--budget {budget}: give an amount of money above 0")
+    if budget is not None and not priced(spec):
+        raise ConfigError(f"--budget {budget}: {spec.name} has no prices: give its nodes price_per_hour")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", deadline or "1s")
+    if found is None or not float(found[1]):
+        raise ConfigError(f"--deadline {deadline}: give a time above 0 with its unit, such as 8h, 90m or 2d")
+    seconds = math.inf if deadline is None else float(found[1]) * _UNITS_S[found[2]]
+    return Allowance(spec, math.inf if budget is None else budget, seconds)
+
+
+_KINDS = 4  # kinds of machines that a plan adds and removes, at most [default]
+
+
+def _changed(case: _Case, best: Row | None) -> tuple[plan_page.MachineChange, ...]:
+    """Return the best combination with one machine more and fewer of each kind."""
+    from uneven.cli.plan_page import MachineChange
+    from uneven.cluster.pure.plan import played, price
+    from uneven.cluster.pure.plan.what_if import kinds, one_more, without
+    from uneven.errors import ConfigError, TrainingError
+
+    if best is None or case.exchange_s:  # a recorded run has `--what-if`
+        return ()
+    changes = []
+    for rank in kinds(case.spec)[:_KINDS]:
+        for words, change in (("one more", one_more), ("one fewer", without)):
+            if change is without and len(case.spec.nodes) == 1:
+                continue
+            changed = replace(case, spec=change(case.spec, rank))
+            try:
+                found = price(changed.spec, played(changed.scenario(best.result.choice)))
+            except (ConfigError, TrainingError):  # such as static shares of another number of workers
+                continue
+            changes.append(MachineChange(f"{words} like {case.spec.nodes[rank].name}", found))
+    return tuple(changes)
 
 
 def _reasons(left: Sequence[LeftOut]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from uneven.cluster.pure.plan import LeftOut, Plan, Row, findings, reason
+from uneven.cluster.pure.plan import Allowance, LeftOut, Plan, Price, Row, findings, price, priced, reason, spot
 from uneven.cluster.pure.plan.reasons import listed
 from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
 from uneven.journal.report.console import Console
-from uneven.journal.report.pure.text import count, percent, seconds
+from uneven.journal.report.pure.text import count, percent, seconds, span
 from uneven.policy.balance import balancers
 from uneven.policy.sync import exact
 
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 _WIDEST = 110
 _HELD = "\u00a0"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChange:
+    """The price of the best combination with another number of machines."""
+
+    words: str
+    price: Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,22 @@ class PlanPage:
     goal: Goal | None
     took_s: float  # wall time
     # show each row of the ranking, because balancers were named; by default the best of each policy
-    every: bool = False
+    every: bool
+    allowance: Allowance
+    changes: tuple[MachineChange, ...]
+
+    @property
+    def priced(self) -> bool:
+        """Whether the description has prices."""
+        return priced(self.spec)
+
+    def price(self, row: Row) -> Price:
+        """Return the price of a row."""
+        return price(self.spec, row.result.figures)
+
+    def money(self, value: float) -> str:
+        """Return an amount as text: ``5.8`` → ``$ 5.80``."""
+        return f"{self.spec.currency} {value:,.2f}" if math.isfinite(value) else "–"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -68,6 +92,8 @@ def show(page: PlanPage, console: Console | None = None) -> None:
     )
     console.print(_table(page))
     _say(console, _notes(page), style="dim")
+    if page.priced:
+        _show_prices(page, console)
     console.print(Text("\nWhy", style="bold"))
     for numbers, line in _whys(page):
         _say(console, line, head=f"{numbers:>3}")
@@ -77,6 +103,27 @@ def show(page: PlanPage, console: Console | None = None) -> None:
             _say(console, line)
     if spec.tables.features:
         _show_table_servers(planned(spec), console)
+
+
+def _show_prices(page: PlanPage, console: Console) -> None:
+    """Print the price of spot machines, and of one machine more or fewer."""
+    best = page.plan.best_carried or page.plan.best
+    before, bought = page.price(best), spot(page.spec, best.result.figures)
+    console.print(Text(f"\nPrices under {best.result.choice.sync}, {best.result.choice.balance} shares", style="bold"))
+    shown = Table(box=SIMPLE_HEAD)
+    for place, heading in enumerate(("machines", "samples/s", "an hour", "10⁶ samples")):
+        shown.add_column(heading, justify="right" if place else "left")
+    rows = [("as described", before), *([("on spot machines", bought.price)] if bought else [])]
+    for words, one in (*rows, *((change.words, change.price) for change in page.changes)):
+        shown.add_row(words, count(one.samples_per_s), page.money(one.per_hour), page.money(one.per_million))
+    console.print(shown)
+    if bought is not None:
+        _say(
+            console,
+            f"Spot machines are there {percent(bought.available)} of the time, with "
+            f"{bought.interruptions_per_hour:.3g} interruptions per hour; starts, pauses and repeated batches cost "
+            f"{percent(bought.lost)} of their samples.",
+        )
 
 
 def _show_table_servers(found: TablePlanned, console: Console) -> None:
@@ -134,8 +181,8 @@ def _table(page: PlanPage) -> Table:
     if page.goal is not None:
         table.add_column(f"to {percent(page.goal.accuracy)}", justify="right", no_wrap=True)
         table.add_column("samples", justify="right", no_wrap=True)
-    # With a goal, the other columns would not fit a narrow terminal.
-    for name in ("samples/s", *(() if page.goal else ("of limit", "waiting")), "speed-up"):
+    # With a goal or prices, the other columns would not fit a narrow terminal.
+    for name in ("samples/s", *_headings(page), "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("real run", no_wrap=True)
     best = page.plan.best_carried
@@ -149,12 +196,35 @@ def _table(page: PlanPage) -> Table:
             result.choice.sync,
             *learnt,
             count(result.figures.samples_per_s),
-            *(() if page.goal else (f"{row.of_limit:.2f}", percent(result.figures.wait_share))),
+            *_cells(page, row),
             _speed_up(row, page),
             "yes" if result.refused is None else "not yet",
             style=style,
         )
     return table
+
+
+def _headings(page: PlanPage) -> tuple[str, ...]:
+    money = page.spec.currency
+    if page.goal is not None:
+        return (money,) if page.priced else ()
+    if page.allowance.limited:
+        return (f"{money}/10⁶" if page.priced else "of limit", "10⁶ within")
+    return (f"{money}/hour", f"{money}/10⁶") if page.priced else ("of limit", "waiting")
+
+
+def _cells(page: PlanPage, row: Row) -> tuple[str, ...]:
+    """Return the cells below :func:`_headings`."""
+    result, own = row.result, page.price(row)
+    if page.goal is not None:
+        reached_s = None if result.lesson is None else result.lesson.reached_s
+        return ("–" if reached_s is None else f"{own.of_s(reached_s):,.2f}",) if page.priced else ()
+    if page.allowance.limited:
+        first = f"{own.per_million:,.2f}" if page.priced else f"{row.of_limit:.2f}"
+        return first, count(page.allowance.samples(result) / 1e6)
+    if page.priced:
+        return f"{own.per_hour:,.2f}", f"{own.per_million:,.2f}"
+    return f"{row.of_limit:.2f}", percent(result.figures.wait_share)
 
 
 def _learnt(row: Row) -> tuple[str, str]:
@@ -228,6 +298,8 @@ def advice(page: PlanPage) -> list[str]:
         if gain is not None and choice != base:
             what = "the samples/s of" if page.goal is None else "as fast as"
             text_lines[-1] += f"    ({gain:.2f} × {what} {base.balance} shares under {base.sync})"
+    if page.allowance.limited:
+        text_lines.append(f"Within:   {_within(page, carried or best)}")
     if best.result.refused is not None:
         choice, gain = best.result.choice, speed_up(best, page)
         more = "" if gain is None else f" ({gain:.2f} ×)"
@@ -248,6 +320,22 @@ def advice(page: PlanPage) -> list[str]:
     return text_lines
 
 
+def _within(page: PlanPage, row: Row) -> str:
+    """Return how far budget and deadline reach."""
+    allowance, own = page.allowance, page.price(row)
+    limits = [page.money(allowance.budget)] * math.isfinite(allowance.budget)
+    limits += [span(allowance.deadline_s)] * math.isfinite(allowance.deadline_s)
+    lesson, names = row.result.lesson, listed(limits)
+    if lesson is None:
+        took_s = allowance.seconds(row.result)
+        paid = f" and {page.money(own.of_s(took_s))}" if page.priced else ""
+        return f"{names} reach {count(allowance.samples(row.result))} samples, in {span(took_s)}{paid}"
+    if not allowance.reaches(row.result):
+        return f"no combination reaches the accuracy within {names}"
+    paid = f" and {page.money(own.of_s(lesson.reached_s or 0.0))}" if page.priced else ""
+    return f"the accuracy takes {span(lesson.reached_s or 0.0)}{paid} of {names}"
+
+
 def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
     plan, best = page.plan, page.plan.best_carried
     return {
@@ -263,8 +351,23 @@ def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
         "best": _named(plan.best),
         "best_carried": None if best is None else _named(best),
         "took_s": page.took_s,
+        **(_prices(page, best or plan.best) if page.priced else {}),
         **({"tables": asdict(planned(page.spec))} if page.spec.tables.features else {}),
     }
+
+
+def _prices(page: PlanPage, best: Row) -> dict[str, Any]:
+    bought = spot(page.spec, best.result.figures)
+    return {
+        "currency": page.spec.currency,
+        "spot": None if bought is None else asdict(bought) | amounts(bought.price),
+        "machines": [{"words": one.words, **amounts(one.price)} for one in page.changes],
+    }
+
+
+def amounts(one: Price) -> dict[str, float]:
+    """Return a price as it is printed in JSON."""
+    return {"samples_per_s": one.samples_per_s, "per_hour": one.per_hour, "per_million": one.per_million}
 
 
 def _named(row: Row) -> dict[str, str]:
@@ -284,6 +387,10 @@ def _row(row: Row, page: PlanPage) -> dict[str, Any]:
         "carried": row.result.refused is None,
         "why": reason(row, page.plan),
     }
+    if page.priced:
+        shown |= {"per_hour": page.price(row).per_hour, "per_million": page.price(row).per_million}
+    if page.allowance.limited:
+        shown["samples_within"] = page.allowance.samples(row.result)
     if figures.own:
         shown["preconditioner"] = [one._asdict() for one in figures.own]
     if lesson is not None:

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from uneven import journal
 from uneven.cli import answer
+from uneven.cli.plan_page import amounts
+from uneven.cluster import files
 from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.journal.report import html
 from uneven.journal.report.console import Console
@@ -43,7 +45,9 @@ def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, form
 
 def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     """Simulate the recorded run without a change, and with each change separately."""
-    return simulated(run.resolve().name, list(journal.read(run).records()), changes, seed)
+    path = run / "cluster.toml"
+    prices = files.load(path) if path.is_file() else None
+    return simulated(run.resolve().name, list(journal.read(run).records()), changes, seed, prices=prices)
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:
@@ -72,10 +76,16 @@ def sentences(found: WhatIf) -> list[str]:
 
 
 def _table(found: WhatIf) -> PageTable:
-    rows = [("recorded", count(found.measured_per_s), seconds(found.measured_s), "")]
+    rows = [["recorded", count(found.measured_per_s), seconds(found.measured_s), ""]]
     for one in found.played:
-        rows.append((one.words, count(one.samples_per_s), seconds(one.iteration_s), f"{found.gain(one):.2f} ×"))
-    return PageTable(("run", "samples/s", "time per iteration", "gain"), rows)
+        rows.append([one.words, count(one.samples_per_s), seconds(one.iteration_s), f"{found.gain(one):.2f} ×"])
+    columns = ["run", "samples/s", "time per iteration", "gain"]
+    prices = [one.price for one in found.played if one.price is not None]
+    if prices:
+        columns += [f"{found.currency}/hour", f"{found.currency}/10⁶ samples"]
+        cells = [["", ""], *([f"{one.per_hour:,.2f}", f"{one.per_million:,.2f}"] for one in prices)]
+        rows = [[*row, *more] for row, more in zip(rows, cells, strict=True)]
+    return PageTable(columns, rows)
 
 
 def page(found: WhatIf) -> Page:
@@ -130,6 +140,7 @@ def to_json(found: WhatIf) -> dict[str, Any]:
                 "iteration_s": one.iteration_s,
                 "gain": found.gain(one),
                 "expected_per_s": found.gain(one) * found.measured_per_s,
+                **({} if one.price is None else amounts(one.price)),
             }
             for one in found.played
         ],

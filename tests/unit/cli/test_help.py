@@ -85,7 +85,11 @@ def test_one_name_means_one_thing() -> None:
             if one.param_type_name == "option":
                 meant.setdefault(one.opts[-1], set()).add(one.metavar or "flag")
     several = {name: kinds for name, kinds in meant.items() if len(kinds) > 1}
-    assert several == {"--balance": {"NAME", "NAME,…"}, "--sync": {"NAME", "NAME,…"}}
+    assert several == {
+        "--balance": {"NAME", "NAME,…"},
+        "--budget": {"SHARE", "MONEY"},
+        "--sync": {"NAME", "NAME,…"},
+    }
     gone = {"--directory", "--out", "--output", "--runs", "--until-accuracy", "--json", "--tensorboard", "--beside"}
     assert not gone & set(meant)
 

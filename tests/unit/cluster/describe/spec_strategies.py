@@ -57,6 +57,10 @@ def node(name: str) -> st.SearchStrategy[Node]:
         jitter=small,
         period_s=small,
         memory_samples=maybe() | counts,
+        price_per_hour=small,
+        spot_price_per_hour=small,
+        spot=st.none() | traces(),
+        restart_s=small,
     )
 
 
@@ -76,7 +80,11 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     ]
     links = tuple(
         SiteLink(
-            between=pair, bit_per_s=draw(traces()), back_bit_per_s=draw(st.none() | traces()), latency_s=draw(small)
+            between=pair,
+            bit_per_s=draw(traces()),
+            back_bit_per_s=draw(st.none() | traces()),
+            latency_s=draw(small),
+            price_per_gb=draw(small),
         )
         for pair in places
         if draw(st.booleans())
@@ -89,5 +97,6 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         nodes=nodes,
         events=tuple(event for event in events if draw(st.booleans())),
         links=links,
+        currency=draw(st.sampled_from(["$", "€", "credits"])),
         workload=draw(st.builds(Workload, global_batch=counts, per_sample_core_s=small, exchange_core_s=small)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from uneven.cli import main, what_if_page
 from uneven.cluster import files
 from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
-from uneven.cluster.pure.plan.what_if import AS_IT_WAS, RecordedCase, parse
+from uneven.cluster.pure.describe.write import to_toml
+from uneven.cluster.pure.plan.what_if import AS_IT_WAS, RecordedCase, one_more, parse
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, simulate, with_recorded_speeds
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import ManyWriters, read
+from uneven.journal.report.console import Console
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.records import RunRecord, StepRecord
@@ -69,6 +72,7 @@ def test_what_is_expected_comes_true(run: Path) -> None:
         "without the straggler": played(three),
         "without rank 3": played(three),
         "with lb-bsp": played(SPEC, balance="lb-bsp"),
+        "one more like rank 0": played(one_more(SPEC, 0)),
     }
     found = what_if_page.what_if(run, list(truth), 0)
     for one in found.played[1:]:
@@ -141,6 +145,18 @@ def test_on_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert [one["words"] for one in told["what_if"]] == ["as it was", "without the straggler"]
     assert "Time per iteration" in (tmp_path / "w.html").read_text()
+
+
+def test_a_run_with_prices_says_what_a_change_costs(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, priced := tmp_path / "priced")
+    nodes = tuple(replace(node, price_per_hour=1.5) for node in SPEC.nodes)
+    (priced / "cluster.toml").write_text(to_toml(replace(SPEC, nodes=nodes, currency="€")))
+    found = what_if_page.what_if(priced, ["without the straggler", "one more like rank 0"], 0)
+    assert [one.price.per_hour for one in found.played if one.price] == [6.0, 4.5, 7.5]
+    assert what_if_page.to_json(found)["what_if"][2]["per_hour"] == 7.5
+    console = Console(highlight=False, width=120, record=True)
+    what_if_page.show(found, console)
+    assert "€/10⁶ samples" in console.export_text()
 
 
 BATCH, SHARES, SPEED = 64, (0.6, 0.4, 0.2, 0.1), 3.0

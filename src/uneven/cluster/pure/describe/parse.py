@@ -50,7 +50,7 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
     known(document, (*hints(ClusterSpec), "defaults"))
     special = _special(read_trace)
     top = {}
-    for key in ("name", *(key for key in ("about", "assumptions") if key in document)):
+    for key in ("name", *(key for key in ("about", "assumptions", "currency") if key in document)):
         with located(key):
             top[key] = convert(hints(ClusterSpec)[key], required(document, key))
     nodes, events = _nodes(document, read_trace)

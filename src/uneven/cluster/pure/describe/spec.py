@@ -145,6 +145,11 @@ class Node:
     # period of the processor quota, like that of a control group; 0 spreads it evenly. For the simulator; the
     # emulator's control groups have 10 ms.
     period_s: Time = 0.0
+    # price_per_hour, spot_price_per_hour: of the machine while it is there, in the cluster's currency
+    price_per_hour: Amount = 0.0
+    spot_price_per_hour: Amount = 0.0
+    spot: Trace | None = None  # spot machines that there were, recorded: there is this one while it is above 0
+    restart_s: Time = 0.0  # from a spot machine's start to its first step
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -191,6 +196,7 @@ class SiteLink:
     bit_per_s: Trace  # from the first site to the second, over time
     back_bit_per_s: Trace | None = None  # from the second to the first; None is the same
     latency_s: Time = 0.0  # one way
+    price_per_gb: Amount = 0.0  # of 10⁹ bytes, both ways, in the cluster's currency
 
     def __post_init__(self) -> None:
         where = f"link between {self.between[0]!r} and {self.between[1]!r}"
@@ -267,6 +273,7 @@ class ClusterSpec:
     # transforms gradients before each step, for the simulator; None for none
     preconditioner: Preconditioning | None = None
     tables: TableWork = field(default_factory=TableWork)
+    currency: str = "$"  # of all prices, as it is printed
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -19,6 +19,8 @@ def to_toml(spec: ClusterSpec) -> str:
     """Return the TOML text of a cluster without default values, and with recorded series inline. Raises ConfigError for
     a cost of a kind that TOML cannot express."""
     top = [f"{key} = {_value(getattr(spec, key))}" for key in ("name", "about", "assumptions") if getattr(spec, key)]
+    if spec.currency != "$":
+        top.append(f"currency = {_value(spec.currency)}")
     parts = ["\n".join(top)]
     if spec.workload != Workload():
         parts.append(_part("[workload]", spec.workload))

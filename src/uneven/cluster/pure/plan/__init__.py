@@ -2,16 +2,20 @@
 
 from uneven.cluster.pure.plan.combine import Choice, LeftOut, combinations, default_syncs, enough_iterations
 from uneven.cluster.pure.plan.plan_figures import CombinationResult, Figures, TrainingOutcome, played
+from uneven.cluster.pure.plan.prices import Allowance, Price, Spot, price, priced, spot
 from uneven.cluster.pure.plan.rank import Plan, Row, ranked
 from uneven.cluster.pure.plan.reasons import doubts, findings, preconditioning, reason
 
 __all__ = [
+    "Allowance",
     "Choice",
     "CombinationResult",
     "Figures",
     "LeftOut",
     "Plan",
+    "Price",
     "Row",
+    "Spot",
     "TrainingOutcome",
     "combinations",
     "default_syncs",
@@ -20,6 +24,9 @@ __all__ = [
     "findings",
     "played",
     "preconditioning",
+    "price",
+    "priced",
     "ranked",
     "reason",
+    "spot",
 ]

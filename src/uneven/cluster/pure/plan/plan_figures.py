@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from uneven.cluster.pure.plan.combine import Choice
 from uneven.cluster.pure.simulate import (
@@ -19,7 +20,7 @@ from uneven.cluster.pure.simulate import (
 )
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Exchange, Moment
-from uneven.policy.core.records import Record, StepRecord
+from uneven.policy.core.records import LineRecord, Record, StepRecord
 from uneven.policy.sync import Facts
 
 
@@ -36,6 +37,7 @@ class Figures:
     steps_apart: float  # a worker's steps between two exchanges in the background; 0 without any
     ended_at_s: float
     own: tuple[OwnOutcome, ...] = ()  # each worker's work for a preconditioner, if any
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)  # line between sites, "us to eu" → bytes by it
 
     @property
     def slowest(self) -> WorkerOutcome:
@@ -109,6 +111,7 @@ class _Counter(Arithmetic):
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
         self._aside = 0
+        self._sent_bytes: Counter[str] = Counter()
         self._here: set[int] = set()
         self._met: list[set[object]] = []  # workers, and groups by their members, that exchanges have connected
         self.exchanged = False
@@ -116,6 +119,8 @@ class _Counter(Arithmetic):
     def record(self, record: Record) -> None:
         if self._sink is not None:
             self._sink(record)
+        if isinstance(record, LineRecord):
+            self._sent_bytes[record.line] += record.sent_bytes
         if not self.exchanged and isinstance(record, StepRecord):
             # Checked when a step ends: an exchange that ends later has cost no worker anything yet.
             self.exchanged = any(self._here <= met for met in self._met)
@@ -167,6 +172,7 @@ class _Counter(Arithmetic):
             steps_apart=_ratio(sum(one.steps for one in workers), self._aside),
             ended_at_s=end_s,
             own=outcome.own,
+            sent_bytes=self._sent_bytes,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uneven.cluster.pure.plan.plan_figures import CombinationResult
+from uneven.cluster.pure.plan.prices import Allowance
 
 _SAME = 0.01  # relative difference below which balancers are shown as one: simulations are not more exact [default]
 
@@ -40,10 +41,11 @@ class Plan:
         return next((row for row in self.shown if row.result.refused is None), None)
 
 
-def ranked(results: Sequence[CombinationResult]) -> Plan:
-    """Order results by the time to the goal, or without a training by samples/s.
+def ranked(results: Sequence[CombinationResult], allowance: Allowance | None = None) -> Plan:
+    """Order results by the time to the goal, or without a training by samples/s, or by samples within ``allowance``.
 
-    Combinations that did not reach the goal come last, the most accurate first.
+    Combinations that did not reach the goal come last, the most accurate first, and before them those that reach it
+    only outside of ``allowance``.
 
     Raises:
         ValueError: no results.
@@ -51,19 +53,21 @@ def ranked(results: Sequence[CombinationResult]) -> Plan:
     if not results:
         raise ValueError("no combination to rank: give at least one")
     limit = max(result.figures.limit_per_s for result in results)
-    ordered = sorted(results, key=_order)
+    ordered = sorted(results, key=lambda result: _order(result, allowance))
     rows = tuple(Row(one, one.figures.samples_per_s / limit if limit > 0 else 0.0) for one in ordered)
     return Plan(rows, _merged(rows), limit, _baseline(rows))
 
 
-def _order(result: CombinationResult) -> tuple[float, float, float, str, str]:
+def _order(result: CombinationResult, allowance: Allowance | None) -> tuple[float, float, float, str, str]:
     lesson = result.lesson
     speed = -result.figures.samples_per_s
+    if allowance is not None and allowance.limited and lesson is None:
+        speed = -allowance.samples(result)
     choice = result.choice.sync, result.choice.balance
     if lesson is None:
         return 0.0, 0.0, speed, *choice
     if lesson.reached_s is not None:
-        return 0.0, lesson.reached_s, speed, *choice
+        return 0.5 * (allowance is not None and not allowance.reaches(result)), lesson.reached_s, speed, *choice
     return 2.0 if lesson.diverged else 1.0, -lesson.best, speed, *choice
 
 

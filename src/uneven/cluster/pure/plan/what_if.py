@@ -12,6 +12,7 @@ from typing import Any
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.describe.trace import steady
 from uneven.cluster.pure.plan.plan_figures import played
+from uneven.cluster.pure.plan.prices import Price, price, priced
 from uneven.cluster.pure.simulate import (
     Scenario,
     costs_from_journal,
@@ -31,10 +32,10 @@ from uneven.policy.sync import policies
 AS_IT_WAS = "as it was"
 
 _FORMS = (
-    '"rank 3 as fast as rank 0", "without rank 3", "without the straggler", "on a 10 Gbit/s link", "with shadow:ma", '
-    '"an exchange 0.5 times as long", or two of them with "and" between them'
+    '"rank 3 as fast as rank 0", "without rank 3", "without the straggler", "one more like rank 0", '
+    '"on a 10 Gbit/s link", "with shadow:ma", "an exchange 0.5 times as long", or two of them with "and" between them'
 )
-_AND = r"\s+and\s+(?=rank |without |on |with |an )"
+_AND = r"\s+and\s+(?=rank |without |one |on |with |an )"
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -46,6 +47,7 @@ class PlayedCase:
     samples_per_s: float
     iteration_s: float
     durations_s: list[float]  # of its iterations
+    price: Price | None = None  # if the run's description has prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class WhatIf:
     measured_s: float
     durations_s: list[float]  # of its iterations
     played: tuple[PlayedCase, ...]  # first without a change
+    currency: str = "$"
 
     @property
     def error(self) -> float:
@@ -115,6 +118,9 @@ def parse(text: str) -> Change:
     if found := re.fullmatch(r"without rank (\d+)", words):
         gone = int(found[1])
         return lambda case: _without(case, gone)
+    if found := re.fullmatch(r"one more like rank (\d+)", words):
+        like = int(found[1])
+        return lambda case: _one_more(case, like)
     if found := re.fullmatch(r"on an? (\d+(?:\.\d+)?) ?([kmg]bit)/s link", words):
         bit_per_s = float(found[1]) * _UNITS[found[2]]
         return lambda case: _on_link(case, bit_per_s)
@@ -140,10 +146,40 @@ def _without(case: RecordedCase, rank: int) -> RecordedCase:
     if len(case.spec.nodes) == 1:
         raise ConfigError(f"rank {rank} is the only worker of the run: take a run with several")
     size = len(case.spec.nodes)
-    kept = [one for one in range(size) if one != rank]
     less = (size - 2) * size / (size - 1) ** 2  # a ring of n sends 2 (n - 1) / n of the bytes
-    spec = replace(case.spec, nodes=tuple(case.spec.nodes[one] for one in kept))
-    return replace(case, spec=spec, exchange_s=tuple(less * case.exchange_s[one] for one in kept))
+    kept = (own_s for one, own_s in enumerate(case.exchange_s) if one != rank)
+    return replace(case, spec=without(case.spec, rank), exchange_s=tuple(less * own_s for own_s in kept))
+
+
+def _one_more(case: RecordedCase, rank: int) -> RecordedCase:
+    _known(case, rank)
+    size = len(case.spec.nodes)
+    more = size**2 / (size**2 - 1) if size > 1 else 1.0  # as above
+    exchange_s = (*case.exchange_s, case.exchange_s[rank])
+    return replace(case, spec=one_more(case.spec, rank), exchange_s=tuple(more * own_s for own_s in exchange_s))
+
+
+def without(spec: ClusterSpec, rank: int) -> ClusterSpec:
+    """Return a cluster of several nodes without one of them and its events; the global batch stays."""
+    gone = spec.nodes[rank]
+    nodes = tuple(node for node in spec.nodes if node is not gone)
+    here = {node.site for node in nodes}
+    links = tuple(link for link in spec.links if here.issuperset(link.between))
+    events = tuple(event for event in spec.events if event.node != gone.name)
+    events = tuple(event for event in events if event.between is None or here.issuperset(event.between))
+    return replace(spec, nodes=nodes, links=links, events=events)
+
+
+def one_more(spec: ClusterSpec, rank: int) -> ClusterSpec:
+    """Return a cluster with another node like one of them, without its events; the global batch stays."""
+    like = spec.nodes[rank]
+    return replace(spec, nodes=(*spec.nodes, replace(like, name=f"{like.name}-more")))
+
+
+def kinds(spec: ClusterSpec) -> list[int]:
+    """Return the first rank of each kind of node; those of a kind differ only in name and record of spot machines."""
+    first = {replace(node, name="a", spot=None): rank for rank, node in reversed(list(enumerate(spec.nodes)))}
+    return sorted(first.values())
 
 
 def _on_link(case: RecordedCase, bit_per_s: float) -> RecordedCase:
@@ -169,7 +205,14 @@ def _known(case: RecordedCase, rank: int) -> None:
         raise ConfigError(f"rank {rank} does not exist: the run had ranks 0 to {len(case.spec.nodes) - 1}")
 
 
-def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed: int, least: int = 0) -> WhatIf:
+def simulated(
+    run: str,
+    records: Sequence[Record],
+    changes: Sequence[str],
+    seed: int,
+    least: int = 0,
+    prices: ClusterSpec | None = None,
+) -> WhatIf:
     """Simulate a recorded run without a change, and with each change separately.
 
     Args:
@@ -177,7 +220,7 @@ def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed:
         records: those of all ranks.
         changes: texts, see :func:`parse`.
         least: the least number of iterations. A longer run is simulated in full.
-
+        prices: a description of as many nodes, whose prices are those of the run.
     Raises:
         ConfigError: a change is invalid, or the run has too few records.
     """
@@ -186,6 +229,10 @@ def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed:
     shares = recorded_shares(records)
     spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
     spec = replace(spec, workload=_workload(spec.workload, records, changes))
+    if prices is not None and len(prices.nodes) == len(spec.nodes):
+        pairs = zip(spec.nodes, prices.nodes, strict=True)
+        nodes = tuple(replace(node, price_per_hour=other.price_per_hour) for node, other in pairs)
+        spec = replace(spec, nodes=nodes, currency=prices.currency)
     case = _recorded(spec, records, tuple(exchange_s.values()))
     recorded = iterations(records)
     summary = summarize(recorded)
@@ -194,7 +241,8 @@ def simulated(run: str, records: Sequence[Record], changes: Sequence[str], seed:
     cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
     played_steps = max(costs.iterations, least)
     found = tuple(_play(words, one, played_steps, seed, one_processor=bool(shares)) for words, one in cases)
-    return WhatIf(run, summary.mean_per_s, summary.iteration_s, _durations_s(recorded), found)
+    durations_s = _durations_s(recorded)
+    return WhatIf(run, summary.mean_per_s, summary.iteration_s, durations_s, found, spec.currency)
 
 
 def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
@@ -237,4 +285,5 @@ def _play(words: str, case: RecordedCase, count: int, seed: int, *, one_processo
     with located(words):
         figures = played(scenario, records.append)
     taken = iterations(records)
-    return PlayedCase(words, figures.samples_per_s, summarize(taken).iteration_s, _durations_s(taken))
+    paid = price(case.spec, figures) if priced(case.spec) else None
+    return PlayedCase(words, figures.samples_per_s, summarize(taken).iteration_s, _durations_s(taken), paid)

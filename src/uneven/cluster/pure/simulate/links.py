@@ -39,7 +39,7 @@ class Route(NamedTuple):
     latency_s: float
 
     def times(self, many: int) -> Route:
-        """Return the route of a transfer that stands for ``many``, one after the other."""
+        """Return the route of a transfer that replaces ``many``, one after the other."""
         return Route(self.load, many * self.latency_s)
 
 

@@ -162,9 +162,9 @@ def lumps(ends: Sequence[float], nodes: int) -> dict[float, tuple[float, int]]:
     """Return the end of each lump of buckets → the end of its first bucket, and their number.
 
     A lump starts when its first bucket is ready. Over the buckets, the time at which they are ready rises along a
-    straight line, and the bytes still to send fall along one. So the first or the last buckets decide when an all-reduce
-    ends, and lumps between them change nothing, as long as speeds and bandwidths stay the same. Transfers to a server
-    compete, and there lumps change samples/s by up to 1 %: less if they are many.
+    straight line, and the bytes still to send fall along one. So the first or the last buckets decide when an
+    all-reduce ends, and lumps between them change nothing while speeds and bandwidths stay the same. Transfers to a
+    server compete, and there lumps change samples/s by less than 1 %.
     """
     if len(ends) <= MOST_BUCKETS:
         return {end: (end, 1) for end in ends}
