@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import random
+from pathlib import Path
 from typing import Never
 
 import pytest
 
 from uneven.cluster.pure.describe.parse import from_toml
-from uneven.cluster.pure.describe.spec import Workload
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
 from uneven.cluster.pure.describe.write import to_toml
-from uneven.errors import LaunchError
-from uneven.policy.core.records import StepRecord
+from uneven.errors import ConfigError, LaunchError
+from uneven.journal import Writer, rank_path
+from uneven.policy.core.records import RunRecord, SplitRecord, StepRecord
+from uneven_bench.recorded.runs import DESCRIPTION, RUN
+from uneven_bench.worlds import keep
 from uneven_bench.worlds.bench import many
 from uneven_bench.worlds.cases import calibration, cases
 from uneven_bench.worlds.compare import Pair, Race, close, iteration_s, summarize, summary, verdict
@@ -149,3 +154,45 @@ def test_a_large_simulation_tells_its_speed_and_memory() -> None:
     assert all(value > 0 for value in found.values())
     with pytest.raises(LaunchError, match="many 0 3 … failed"):
         many(workers=0, iterations=3)
+
+
+def recorded(place: Path, name: str) -> None:
+    """A folder as an emulated run leaves it: two steps of two workers and a split."""
+    run = place / name
+    run.mkdir(parents=True)
+    (run / DESCRIPTION).write_text(to_toml(ClusterSpec(name="two", nodes=(Node(name="a"), Node(name="b")))))
+    for rank in range(2):
+        with Writer(rank_path(run / RUN, rank)) as writer:
+            writer.write(RunRecord(run="two", rank=rank, world_size=2, host="secret-host", pid=7, started_at_s=1000.0))
+            writer.write(*(step(rank, iteration, 10, 0.05, ended_at_s=1001.5 + iteration) for iteration in range(2)))
+            if rank == 0:
+                writer.write(
+                    SplitRecord(
+                        decided_at=0, iteration=1, shares=(5, 15), speeds_per_s=(1.0, 3.0),
+                        predicted_per_s=(1.0, 3.5), reason="faster",
+                    )
+                )  # fmt: skip
+
+
+def test_kept_runs_are_a_data_set_without_hosts(tmp_path: Path) -> None:
+    place, folder = tmp_path / "place", tmp_path / "kept"
+    recorded(place, "two-even-0")
+    recorded(place, "two-lb-bsp-0")
+    keep.free(folder)
+    keep.write(place, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["LICENSE", "README.md", "two-even-0", "two-lb-bsp-0"]
+    with (folder / "two-even-0" / "steps.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["rank"], row["iteration"], row["ended_at_s"]) for row in rows] == [
+        ("0", "0", "1.5"), ("0", "1", "2.5"), ("1", "0", "1.5"), ("1", "1", "2.5"),
+    ]  # fmt: skip
+    with (folder / "two-lb-bsp-0" / "splits.csv").open(newline="") as file:
+        assert [row["shares"] for row in csv.DictReader(file)] == ["5 15"]
+    assert from_toml((folder / "two-even-0" / DESCRIPTION).read_text(), "kept", no_files).nodes[1].name == "b"
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith("# Steps of unequal workers\n\n2 trainings")
+    assert all(f"`{column}`" in readme for column in (*keep.STEP_COLUMNS, *keep.SPLIT_COLUMNS))
+    assert "CC BY 4.0" in (folder / "LICENSE").read_text()
+    assert not any("secret-host" in path.read_text() for path in folder.rglob("*") if path.is_file())
+    with pytest.raises(ConfigError, match="it exists already: name a new folder"):
+        keep.free(folder)

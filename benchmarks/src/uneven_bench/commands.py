@@ -160,6 +160,9 @@ def worlds(
     data: Data = "digits",
     case: Case = None,
     width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 16")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep its runs: a data set to share.")
+    ] = None,
 ) -> None:
     """Described clusters, emulated and simulated: do both agree?
 

@@ -31,6 +31,7 @@ from uneven_bench.recorded.runs import emulate
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of
+from uneven_bench.worlds.keep import free, write
 from uneven_bench.worlds.worker import WIDTH
 
 SETTLED = CHANGE_AT + 45  # the first iteration that counts: the split has been found, after a change as well
@@ -61,16 +62,25 @@ class Effort(NamedTuple):
 
 
 def run(
-    quick: bool, data: str, progress: Progress, *, width: int | None = None, case: str | None = None
+    quick: bool,
+    data: str,
+    progress: Progress,
+    *,
+    width: int | None = None,
+    case: str | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Play both worlds, then the large simulation. ``width``: of the network, by default 64, quickly 16; time grows
-    with its square. ``case``: this one only; ``quick`` takes :data:`QUICK` by default. The result is the object that
+    with its square. ``case``: this one only; ``quick`` takes :data:`QUICK` by default. ``keep``: a new folder for the
+    emulated runs as a data set. The result is the object that
     ``--json`` prints; ``docs/measurements/worlds.md`` explains every key. Raises LaunchError: an emulated run failed.
     UnknownNameError: no such case."""
     effort = Effort(SETTLED, SETTLED + 12, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
     training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
     chosen(case, cases(_unknown(training)))
+    if keep is not None:
+        free(keep)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
@@ -79,6 +89,8 @@ def run(
         wanted = {name: one for name, one in cases(workload).items() if case in (None, name)}
         played = {name: one for name, one in wanted.items() if isolated or not one.needs_root}
         compared, races = compare(played, place, training, effort, progress)
+        if keep is not None:
+            write(place, keep)
     progress("simulated", f"{_MANY:,} workers", 0.0)
     iterations = _QUICK_ITERATIONS_OF_MANY if quick else _ITERATIONS_OF_MANY
     large = many(_MANY, iterations)
