@@ -30,6 +30,13 @@ _WIDEST = 110
 _HELD = "\u00a0"
 
 
+def amount(value: float) -> str:
+    """Return an amount of money as text, to cents or to two digits: ``5.8`` → ``5.80``, ``0.0042`` → ``0.0042``."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.2g}" if 0 < value < 0.1 else f"{value:,.2f}"
+
+
 @dataclass(frozen=True, slots=True)
 class MachineChange:
     """The price of the best combination with another number of machines."""
@@ -64,7 +71,7 @@ class PlanPage:
 
     def money(self, value: float) -> str:
         """Return an amount as text: ``5.8`` → ``$ 5.80``."""
-        return f"{self.spec.currency} {value:,.2f}" if math.isfinite(value) else "–"
+        return f"{self.spec.currency} {amount(value)}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -218,12 +225,12 @@ def _cells(page: PlanPage, row: Row) -> tuple[str, ...]:
     result, own = row.result, page.price(row)
     if page.goal is not None:
         reached_s = None if result.lesson is None else result.lesson.reached_s
-        return ("–" if reached_s is None else f"{own.of_s(reached_s):,.2f}",) if page.priced else ()
+        return ("–" if reached_s is None else amount(own.of_s(reached_s)),) if page.priced else ()
     if page.allowance.limited:
-        first = f"{own.per_million:,.2f}" if page.priced else f"{row.of_limit:.2f}"
+        first = amount(own.per_million) if page.priced else f"{row.of_limit:.2f}"
         return first, count(page.allowance.samples(result) / 1e6)
     if page.priced:
-        return f"{own.per_hour:,.2f}", f"{own.per_million:,.2f}"
+        return amount(own.per_hour), amount(own.per_million)
     return f"{row.of_limit:.2f}", percent(result.figures.wait_share)
 
 
@@ -328,8 +335,8 @@ def _within(page: PlanPage, row: Row) -> str:
     lesson, names = row.result.lesson, listed(limits)
     if lesson is None:
         took_s = allowance.seconds(row.result)
-        paid = f" and {page.money(own.of_s(took_s))}" if page.priced else ""
-        return f"{names} reach {count(allowance.samples(row.result))} samples, in {span(took_s)}{paid}"
+        paid = f" and cost {page.money(own.of_s(took_s))}" if page.priced else ""
+        return f"{names}: {count(allowance.samples(row.result))} samples, which take {span(took_s)}{paid}"
     if not allowance.reaches(row.result):
         return f"no combination reaches the accuracy within {names}"
     paid = f" and {page.money(own.of_s(lesson.reached_s or 0.0))}" if page.priced else ""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from uneven import journal
 from uneven.cli import answer
-from uneven.cli.plan_page import amounts
+from uneven.cli.plan_page import amount, amounts
 from uneven.cluster import files
 from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.journal.report import html
@@ -83,7 +83,7 @@ def _table(found: WhatIf) -> PageTable:
     prices = [one.price for one in found.played if one.price is not None]
     if prices:
         columns += [f"{found.currency}/hour", f"{found.currency}/10⁶ samples"]
-        cells = [["", ""], *([f"{one.per_hour:,.2f}", f"{one.per_million:,.2f}"] for one in prices)]
+        cells = [["", ""], *([amount(one.per_hour), amount(one.per_million)] for one in prices)]
         rows = [[*row, *more] for row, more in zip(rows, cells, strict=True)]
     return PageTable(columns, rows)
 

@@ -206,3 +206,65 @@ def test_one_machine_has_nothing_to_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert "There is nothing to plan: a single worker divides no batch and exchanges nothing." in text
     assert len(told["rows"]) == 1
     assert told["left_out"] == []
+
+
+PRICED = """
+name = "rented"
+currency = "€"
+workload = { global_batch = 64, gradient_bytes = 1_000_000 }
+defaults = { up_bit_per_s = 1e8, down_bit_per_s = 1e8 }
+
+[[nodes]]
+name = "fast"
+count = 2
+cost = { kind = "affine", overhead_s = 0.0, per_sample_s = 0.01 }
+price_per_hour = 3.0
+spot_price_per_hour = 1.0
+spot = { values = [1, 1, 1, 0], step_s = 900, rotate = 2 }
+
+[[nodes]]
+name = "slow"
+cost = { kind = "affine", overhead_s = 0.0, per_sample_s = 0.02 }
+price_per_hour = 0.5
+"""
+
+
+def test_prices_are_columns_and_a_budget_chooses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rented.toml").write_text(PRICED)
+    words = (str(tmp_path / "rented.toml"), "--balance", "even,lb-bsp", "--sync", "bsp,local", "--iterations", "40")
+    text, told = planned(capsys, *words)
+    row = told["rows"][0]
+    assert row["per_hour"] == 6.5
+    assert row["per_million"] == pytest.approx(6.5 * 1e6 / row["samples_per_s"] / 3600)
+    assert "€/hour" in text
+    assert told["spot"]["per_hour"] == pytest.approx(2 * 0.75 + 0.5)
+    assert "Spot machines are there 80 % of the time, with 2 interruptions per hour" in " ".join(text.split())
+    changes = {one["words"]: one for one in told["machines"]}
+    kinds = ("fast0", "slow")
+    assert list(changes) == [f"one {what} like {kind}" for kind in kinds for what in ("more", "fewer")]
+    assert changes["one more like fast0"]["per_hour"] == 9.5
+    assert changes["one fewer like slow"]["samples_per_s"] < row["samples_per_s"]
+    text, told = planned(capsys, *words, "--budget", "13", "--deadline", "8h")
+    assert told["rows"][0]["samples_within"] == pytest.approx(7200 * row["samples_per_s"])
+    assert "Within: € 13.00 and 8:00:00:" in " ".join(text.split())
+    assert "samples, which take 2:00:00 and cost € 13.00" in " ".join(text.split())
+
+
+def test_with_a_task_the_price_is_that_of_the_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rented.toml").write_text(PRICED)
+    words = (str(tmp_path / "rented.toml"), "--balance", "even", "--sync", "bsp", "--iterations", "40")
+    train = ("--train", "digits", "--accuracy", "0.5")
+    text, told = planned(capsys, *words, *train, "--budget", "1")
+    assert f" {6.5 * told['rows'][0]['reached_s'] / 3600:.2g} " in text
+    assert "of € 1.00" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("--budget", "50"), "--budget 50.0: demo4 has no prices: give its nodes price_per_hour"),
+    (("--budget", "-1"), "--budget -1.0: give an amount of money above 0"),
+    (("--deadline", "8"), "--deadline 8: give a time above 0 with its unit, such as 8h, 90m or 2d"),
+    (("--deadline", "0h"), "--deadline 0h: give a time above 0"),
+])  # fmt: skip
+def test_a_limit_that_is_none_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("demo4", *words) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
