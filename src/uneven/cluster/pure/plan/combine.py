@@ -42,8 +42,8 @@ _ITERATIONS, _STEPS, _FEWEST = 200, 1600, 25  # global batches, steps of all wor
 
 def enough_iterations(nodes: int, every: int = 1) -> int:
     """Return the global batches of each simulation: fewer on many nodes, so that a plan of 64 takes seconds. A policy
-    that exchanges every ``every`` steps gets two exchanges, if 200 batches have room for them."""
-    return min(_ITERATIONS, max(_FEWEST, _STEPS // nodes, 2 * every))
+    that exchanges every ``every`` steps gets eight exchanges, if 200 batches have room for them."""
+    return min(_ITERATIONS, max(_FEWEST, _STEPS // nodes, 8 * every))
 
 
 def combinations(
