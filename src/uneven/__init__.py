@@ -8,7 +8,7 @@
 
 The package exports the session, errors and warnings, and the base classes, views, actions and registries for plug-ins.
 Balancers are in ``uneven.balance``, synchronization policies in ``uneven.sync``. Choose them as objects,
-``Session(sync=uneven.sync.Shadow(uneven.sync.MA()))``, or by name, ``Session(sync="shadow:ma")``. All names are
+``Session(sync=uneven.sync.Shadow(uneven.sync.MA()))``, or as names, ``Session(sync="shadow:ma")``. All names are
 imported on first use, so ``import uneven`` does not wait for torch.
 """
 
