@@ -103,9 +103,9 @@ def _load(command: CliCommand) -> Callable[..., Any] | typer.Typer:
     return what
 
 
-# Stands for commands that were not typed, whose modules are not imported.
+# Replaces the commands that were not typed, because their modules are not imported.
 def _absent() -> None:
-    raise AssertionError("this stands for a command that was not typed")
+    raise AssertionError("a command that was not typed was called")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands by name. Their modules are imported on demand."""
+"""All commands. Their modules are imported on demand."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def driver_gpus() -> tuple[list[str], str]:
 
 
 def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
-    """Return, for each extra in ``requirements`` (as ``ray[train]>=2.50; extra == 'ray'``), its missing packages."""
+    """Return the missing packages of each extra in ``requirements`` (as ``ray[train]>=2.50; extra == 'ray'``)."""
     found: dict[str, list[str]] = {}
     for requirement in requirements:
         if named := re.match(r"""([\w.-]+).*extra == ['"](\w+)""", requirement):
@@ -212,9 +212,9 @@ def on_emulation(able: Able) -> Finding:
         cure = "`uneven emulate` gives shares of cores only; for links, memory and load run it as root on Linux"
         return Finding("emulation", NOTE, able.load, cure)
     if missing := [why for why in (able.memory, able.links, able.latency) if why]:
-        cure = "`uneven emulate` refuses these keys: --leave-out KEY, or play them with `uneven simulate`"
+        cure = "`uneven emulate` does not support these keys: give --leave-out KEY, or use `uneven simulate`"
         return Finding("emulation", NOTE, "; ".join(missing), cure)
-    return Finding("emulation", GOOD, "root, namespaces and control groups", "`uneven emulate` carries every key")
+    return Finding("emulation", GOOD, "root, namespaces and control groups", "`uneven emulate` supports every key")
 
 
 def on_extras(absent: Mapping[str, Sequence[str]]) -> Finding:

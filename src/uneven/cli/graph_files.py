@@ -43,21 +43,21 @@ class GraphFile:
     tensors: dict[str, Tensor] = field(default_factory=dict)  # name → a row for each vertex
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields by name, like PyG's ``Data``."""
+        """Return all fields, like PyG's ``Data``."""
         return {"edge_index": self.edge_index, "num_nodes": self.num_nodes, **self.tensors}
 
 
 def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFile:
     """Read a graph from an ``.npz``, from an ``.npy`` with edge_index, or from a list of edges as text, also gzipped.
 
-    An ``.npz`` has either ``edge_index`` [2, edges]; or a matrix in compressed rows, ``indptr`` and ``indices``, in
-    which row v holds the sources of v; or SciPy's format, in which a row is a source. All other arrays with a row for
+    An ``.npz`` has one of three: ``edge_index`` [2, edges]; a matrix in compressed rows, ``indptr`` and ``indices``,
+    with the sources of v in row v; or SciPy's format, with a source per row. All other arrays with a row for
     each vertex are kept. Features may be in compressed rows too: ``x_indptr``, ``x_indices``, ``x_dim``, and ``x_data``
     unless all are ones. ``split`` is 0 for training vertices, 1 for validation, 2 for test; labels below 0 are unknown
     and in no mask.
 
     Text has a line for each edge: source, target, separated by comma, semicolon, tab or blanks. ``#`` starts a comment,
-    and so does ``%`` above the first edge, where a line of names may be.
+    and so does ``%`` above the first edge. A line of names may be there.
 
     Args:
         most_features: keep only this number of features, those that most vertices have.
@@ -107,7 +107,7 @@ def _held(path: Path, most_features: int | None) -> Any:
         # Here row v holds the sources of v; in SciPy's form a row is a source.
         arrays["edge_index"] = found.T
     elif "edge_index" not in arrays:
-        raise DataError(f"it has {', '.join(arrays) or 'nothing'}, and neither edge_index nor indptr and indices")
+        raise DataError(f"it has {', '.join(arrays) or 'nothing'}, but no edge_index, and no indptr with indices")
     if "x_indptr" in arrays:
         columns, starts, width = (arrays.pop(f"x_{name}") for name in ("indices", "indptr", "dim"))
         values = arrays.pop("x_data", np.ones(len(columns))).astype(np.float32)
@@ -146,7 +146,7 @@ def _listed(path: Path, magic: bytes) -> npt.NDArray[np.int64]:
                     raise DataError(f"{here}: give columns source and target, in this order")
                 continue
         if (mark, len(fields)) != form or len(fields) < 2 or not all(f.isdigit() and len(f) < 19 for f in fields[:2]):
-            raise DataError(f"{here}: give two numbers of vertices, source and target, in columns as the lines above")
+            raise DataError(f"{here}: give two vertex ids, source and target, in the columns of the lines above")
         if any(one not in (b"1", b"1.0", b"{}") for one in fields[2:]):
             raise DataError(
                 f"{here}: layers here count each edge once, without weights; to train without them, keep two columns"

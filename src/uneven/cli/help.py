@@ -154,7 +154,7 @@ def _write_help_rows(formatter: Any, more: str = "") -> None:
 
 
 def _insert_names(command: Any) -> None:
-    """Put the names of plug-ins into the texts of options, in place of :data:`BALANCERS` and the like."""
+    """Put the names of plug-ins into the texts of options, instead of :data:`BALANCERS` and similar placeholders."""
     for one in _options(command):
         for place, (module, name) in _WHERE.items():
             if place in (one.help or ""):

@@ -145,8 +145,8 @@ def _show_table_servers(found: TablePlanned, console: Console) -> None:
     best = found.best
     _say(
         console,
-        f"Take --tables {best.servers} and ahead={best.ahead}: {count(best.per_s)} samples/s, where the limit is "
-        f"{best.limit}; exchanges of the dense part are not counted.",
+        f"Take --tables {best.servers} and ahead={best.ahead}: {count(best.per_s)} samples/s; the bottleneck is "
+        f"{best.limit}. Exchanges of the dense part are not counted.",
     )
 
 
@@ -171,7 +171,7 @@ def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> No
 
 def _notes(page: PlanPage) -> str:
     base = page.plan.baseline.result.choice
-    note = f"Speed-up is over {base.balance} shares under {base.sync}"
+    note = f"Speed-up is relative to {base.balance} shares under {base.sync}"
     note += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
     if any(row.twins for row in page.rows):
         note += " * Others are equally fast within 1 %."

@@ -252,7 +252,7 @@ def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> Finis
     from uneven.cluster.pure.simulate import simulate
     from uneven.journal.pure.metrics import Join, goodput
 
-    # Goodput is shown only if workers leave or join; otherwise there is no need to join the records.
+    # Goodput is shown only if workers leave or join; otherwise records need not be joined.
     joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None
 
     def noted(record: Record) -> None:

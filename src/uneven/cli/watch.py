@@ -62,7 +62,7 @@ def watch(
     \b
     Examples:
       uneven watch                 the newest run
-      uneven watch runs/NAME       this one, live or over
+      uneven watch runs/NAME       this one, live or finished
       uneven watch --web           in the browser, until Ctrl-C
       uneven watch --once --format json
       uneven watch --log-to tensorboard:curves --log-to wandb:curves

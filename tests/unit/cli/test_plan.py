@@ -103,7 +103,7 @@ def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixtu
     assert "to 80 %" in text
     assert "Caution:" not in text, "the ranking shows what is learnt"
     assert text.count("uneven run") == 1
-    assert "but it comes to" in text
+    assert "but it reaches only" in text
 
 
 def test_what_has_a_note_is_marked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

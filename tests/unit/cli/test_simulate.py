@@ -81,7 +81,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
 
 def test_a_balancer_that_decides_nothing_is_played_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("demo4", "--sync", "asp", "--iterations", "5", "--no-journal") == 0
-    assert "decides nothing under sync = 'asp'" in capsys.readouterr().err
+    assert "has no effect under sync = 'asp'" in capsys.readouterr().err
 
 
 def test_a_simulation_whose_last_worker_dies_says_that_it_was_cut_short(

@@ -34,7 +34,7 @@ def check(data: ImageData, epochs: int) -> None:
     each = len(data.train) // GLOBAL_BATCH
     if epochs * each < LEAST:
         raise ConfigError(
-            f"--epochs {epochs}: {epochs * each} iterations, of which the first {SETTLE} are not counted; "
+            f"--epochs {epochs}: {epochs * each} iterations, and the first {SETTLE} are not counted; "
             f"with {data.name} give at least --epochs {-(-LEAST // each)}"
         )
 
@@ -114,7 +114,7 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(
-        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which all workers "
+        "Accuracy is on held-out images. Speed-up is relative to DDP. The limit is an iteration in which all workers "
         "finish together and communication is free."
     )
     lead = (
