@@ -18,7 +18,7 @@ DATA_VARIABLE = "UNEVEN_DATA"
 
 
 class SeriesFiles:
-    """A reader of recorded series that loads each array once, for a description in ``folder`` (None if shipped)."""
+    """A reader of the recorded series of a description in ``folder`` (None if shipped); it loads each array once."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

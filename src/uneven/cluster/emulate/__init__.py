@@ -14,6 +14,5 @@
              control groups, busy rivals
 
 :func:`uneven.cluster.emulate.emulation.emulate` runs a script. It imports nothing here, because each node's process
-passes
-through.
+imports this package.
 """

@@ -77,7 +77,7 @@ def emulate(
 def check(spec: ClusterSpec, *, unprivileged: bool = False, elastic: bool = False) -> str:
     """Return why the nodes cannot be isolated from each other here; "" if they can. Raises ConfigError, with nodes and
     keys, if this machine cannot emulate ``spec``."""
-    isolated = "only the means of an ordinary user were asked for" if unprivileged else capabilities.why_not_isolated()
+    isolated = "emulation without root was requested" if unprivileged else capabilities.why_not_isolated()
     requirements.check(spec, replace(capabilities.able(isolated=isolated), changes="" if elastic else _ELASTIC))
     return isolated
 

@@ -7,9 +7,8 @@
      └ token bucket: up    └ token bucket: down
 
 A cable is a pair of kernel devices (veth), with netem behind the buckets if it has a latency. If the kernel lacks
-netem, a cable with a latency is two devices of our own process, which delays frames
-(:mod:`uneven.cluster.emulate.relay`); the
-buckets are the same. :mod:`uneven.cluster.emulate.pure.wiring` defines the layout.
+netem, our own process (:mod:`uneven.cluster.emulate.relay`) has both devices of a cable with a latency, and delays
+frames; the buckets are the same. :mod:`uneven.cluster.emulate.pure.wiring` defines the layout.
 
 Namespaces have no names. This process holds their descriptors, so the kernel removes them with all links when this
 process and the workers end in any way. The machine's own interfaces and addresses are unaffected.

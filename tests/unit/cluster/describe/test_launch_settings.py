@@ -133,7 +133,7 @@ def test_layers_stay_apart_and_conflicts_are_told(
     Path("uneven.toml").write_text("[run]\nseed = 2\noverhead_budget = 0.01\n")
     layers = layers_of({"seed": 1, "sync": None}, None)
     assert layers == {"command line": {"seed": 1}, "uneven.toml": {"seed": 2, "overhead_budget": 0.01}}
-    assert "seed: command line says 1, uneven.toml says 2; using 1" in capsys.readouterr().err
+    assert "seed = 1 (command line) overrides 2 (uneven.toml)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_layers_stay_apart_and_conflicts_are_told(
         ({"threads": 3, "sync": "bsp"}, {}, 2, "with threads = 3"),
         ({"threads": 3}, {"sync": "bsp"}, None, "with threads = 3"),
         ({"threads": 3, "balance": "lb-bsp"}, {}, 2, "'lb-bsp' with threads = 3"),
-        ({"sync": "asp", "balance": "lb-bsp"}, {}, None, "decides nothing under"),
+        ({"sync": "asp", "balance": "lb-bsp"}, {}, None, "has no effect under"),
         ({"sync": "backup", "balance": "lb-bsp"}, {}, None, "late workers"),
     ],
 )

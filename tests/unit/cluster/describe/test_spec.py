@@ -53,7 +53,7 @@ def test_a_link_or_a_share_may_be_gone_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({}, "event 'kill' of node 'a' has neither at_s nor at_iteration"),
+        ({}, "event 'kill' of node 'a' has no at_s and no at_iteration"),
         ({"at_s": 1.0, "at_iteration": 2}, "both at_s and at_iteration"),
         ({"at_s": -1.0}, r"at_s = -1\.0"),
         ({"at_s": math.inf}, "at_s = inf"),
@@ -68,7 +68,7 @@ def test_a_link_or_a_share_may_be_gone_for_a_while() -> None:
         ({"do": Do.CUT_LINK, "at_s": 1.0}, "needs bit_per_s or factor"),
         ({"do": Do.CUT_LINK, "at_s": 1.0, "factor": 0.5, "bit_per_s": 1e6}, "needs bit_per_s or factor"),
         ({"do": Do.CUT_LINK, "at_s": 1.0, "bit_per_s": 0.0}, r"bit_per_s = 0\.0"),
-        ({"do": Do.CUT_LINK, "at_s": 1.0, "factor": 0.0}, "a link can be cut to 0 with for_s"),
+        ({"do": Do.CUT_LINK, "at_s": 1.0, "factor": 0.0}, "to cut a link to 0 for some time"),
         ({"do": Do.SLOW, "at_s": 1.0, "factor": 0.0, "for_s": 1.0}, r"factor = 0\.0: give the remaining part"),
         ({"do": Do.STOP, "at_s": 1.0}, "'stop' of node 'a' needs for_s, .* for good, use 'kill'"),
         ({"do": Do.STOP, "at_s": 1.0, "for_s": 1.0, "factor": 0.5}, "factor does not apply"),

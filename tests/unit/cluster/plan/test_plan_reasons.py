@@ -102,8 +102,8 @@ def test_every_pace_has_its_reason() -> None:
     plan = played(THREE, *pairs)
     told = {sync: why(plan, "even", sync) for _, sync in pairs}
     assert told["ssp:staleness=2"].startswith("runs at the pace of tardy once the lead is used up: the others then ")
-    assert "quick takes 4.1 × as many steps as tardy; while that takes one, the others take 8" in told["asp"]
-    assert told["backup"].startswith("continues without the last: 11 % of all steps are thrown away, 100 % of those ")
+    assert "quick takes 4.1 × as many steps as tardy, whose updates are 8 steps stale" in told["asp"]
+    assert told["backup"].startswith("does not wait for the last: 11 % of all steps are dropped, 100 % of those ")
     assert "an exchange runs in the background, one in" in told["shadow:ma"]
     assert told["shuffle"].endswith("only a group waits for its slowest, and meets another group next")
     assert told["local"] == "equal batches: the others wait 75 % of their time for tardy"
@@ -119,8 +119,8 @@ def test_learning_is_compared_in_samples() -> None:
     }
     plan = played(THREE, *(("even", sync) for sync in lessons), lessons=lessons)
     assert why(plan, "even", "asp").endswith("; needs 40 % more samples than bsp with even shares")
-    assert why(plan, "even", "easgd").endswith("; but it comes to 40 % only")
-    assert why(plan, "even", "shadow:ma").endswith("; but the model goes astray")
+    assert why(plan, "even", "easgd").endswith("; but it reaches only 40 %")
+    assert why(plan, "even", "shadow:ma").endswith("; but the model diverges")
     assert "samples than" not in why(plan, "even", "ssp")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Trace, steady
 from uneven.errors import ConfigError, UnknownNameError
 
-SIMULATE = "use `uneven simulate`, which knows it"
+SIMULATE = "use `uneven simulate`, which supports it"
 
 _LEFT_OUT: dict[str, Any] = {
     "load": steady(0.0),

@@ -9,7 +9,7 @@ BURST_S = 0.002
 it is much shorter, late kernel timers cost bandwidth."""
 
 LEAST_BURST_BYTES = 4000  # a bucket must hold the largest packet, 1514 bytes, plus some margin
-_ANY_BIT_PER_S = 1e15  # Above the bandwidth of any link; stands for infinity in arithmetic
+_ANY_BIT_PER_S = 1e15  # Above the bandwidth of any link; means infinity in arithmetic
 
 QUEUE_S = 0.5
 LEAST_QUEUE_BYTES = 1_000_000

@@ -18,7 +18,7 @@ class Do(Enum):
 
     SLOW = "slow"  # its share of processor time is multiplied by ``factor``
     CUT_LINK = "cut_link"  # its bandwidth, both ways, is multiplied by ``factor`` or becomes ``bit_per_s``
-    STOP = "stop"  # its worker is suspended for a while, and does not know of it
+    STOP = "stop"  # its worker is suspended for a while, without notice
     KILL = "kill"  # its worker dies without notice
     LEAVE = "leave"  # its worker leaves, with notice
     JOIN = "join"  # a worker starts there; a node whose first such event is a join is not a member before it
@@ -49,7 +49,7 @@ class Event:
         if self.between is not None and self.do is not Do.CUT_LINK:
             raise ConfigError(f"{where}: between two sites the only event is cut_link; for this event give a node")
         if (self.at_s is None) == (self.at_iteration is None):
-            what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
+            what = "no at_s and no at_iteration" if self.at_s is None else "both at_s and at_iteration"
             raise ConfigError(f"{where} has {what}: give one of the two, as at_s = 30 or at_iteration = 150")
         check(self, f"{where}: ")
         given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
@@ -72,7 +72,7 @@ class Event:
             )
         for_a_while = self.do is Do.CUT_LINK and math.isfinite(self.for_s)
         if self.factor is not None and not LEAST <= self.factor <= 1 and not (self.factor == 0 and for_a_while):
-            hint = "; a link can be cut to 0 with for_s, for a while" if self.factor == 0 else ""
+            hint = "; to cut a link to 0 for some time, give for_s" if self.factor == 0 else ""
             raise ConfigError(
                 f"{where}: factor = {self.factor!r}: give the remaining part, above 0 and at most 1{hint}"
             )
@@ -96,7 +96,7 @@ def disorder(events: list[Event]) -> Iterator[str]:
     """Yield the errors in the joins and leaves of one node, which must be listed in order of time."""
     for before, after in pairwise(events):
         if (before.do is Do.JOIN) == (after.do is Do.JOIN):
-            yield f"{after.do.value!r} follows {before.do.value!r}: a node joins and goes by turns"
+            yield f"{after.do.value!r} follows {before.do.value!r}: a node joins and leaves in turn"
     for key in ("at_s", "at_iteration"):
         times = [time for event in events if (time := getattr(event, key)) is not None]
         if any(left >= right for left, right in pairwise(times)):

@@ -47,7 +47,7 @@ ReadTrace = Callable[[Recorded], tuple[float, ...]]
 
 
 def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
-    """Return the trace of a number, or of a table with ``values`` or ``file``. Raises ConfigError if it is neither.
+    """Return the trace of a number, or of a table with ``values`` or ``file``. Raises ConfigError for anything else.
     ``copy`` is the number of this node among the ``copies`` of a table."""
     if not isinstance(value, dict):
         return steady(number(value))
@@ -97,7 +97,7 @@ def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[fl
 
 
 def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Event]:
-    """Yield the joins and leaves of a node that is present while ``there`` is above ``fewer``; the trace plays once.
+    """Yield the joins and leaves of a node that is present while ``there`` is above ``fewer``; the trace is used once.
     Raises ConfigError if the node is never present."""
     here = [value > fewer for value in there.values]
     if not any(here):

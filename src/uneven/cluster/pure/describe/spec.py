@@ -69,7 +69,8 @@ class TableWork:
         return float(self.features * self.dim * self.number_bytes)
 
     def link_s(self, samples: float, up_bit_per_s: float | None, down_bit_per_s: float | None) -> tuple[float, float]:
-        """Return a link's seconds, up and down, for a lookup and its gradient; rates of 0 and None are unlimited."""
+        """Return the seconds that a lookup and its gradient take on a link, up and down; rates of 0 and None are
+        unlimited."""
         ways = (self.up_bytes, up_bit_per_s), (self.down_bytes, down_bit_per_s)
         up_s, down_s = (8 * samples * moved / rate if rate else 0.0 for moved, rate in ways)
         return up_s, down_s
@@ -123,7 +124,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with one worker. Raises ConfigError, with node and attribute, for a value out of range."""
+    """A machine with one worker. A value out of range raises ConfigError, with node and attribute."""
 
     name: str  # letters, digits, ``.``, ``_`` and ``-``
     cores: Positive = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
@@ -137,10 +138,10 @@ class Node:
     down_bit_per_s: Trace | None = None
     latency_s: Time = 0.0  # one way, between this node and its switch
     site: str = ""  # its location
-    # Γ(x) of this node's device with all ``cores``, for the simulator; None derives it from the workload's
+    # for the simulator, Γ(x) of this node's device with all ``cores``; None derives it from the workload's
     # core-seconds
     cost: Cost | None = None
-    jitter: Amount = 0.0  # relative standard deviation of single compute times, log-normal, for the simulator
+    jitter: Amount = 0.0  # for the simulator: relative standard deviation of single compute times, log-normal
     memory_samples: Several | None = None  # largest batch that fits its device; None is unlimited
     # period of the processor quota, like that of a control group; 0 spreads it evenly. For the simulator; the
     # emulator's control groups have 10 ms.
@@ -218,7 +219,7 @@ class SiteLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The computation and traffic of one iteration, for the simulator, which runs no script."""
+    """The computation and traffic of one simulated iteration: the simulator runs no script."""
 
     global_batch: Several = 256  # X, samples
     gradient_bytes: Count = 4_000_000  # traffic of an exchange of the whole model, before compression
@@ -270,7 +271,7 @@ class ClusterSpec:
     links: tuple[SiteLink, ...] = ()
     workload: Workload = field(default_factory=Workload)
     assumptions: tuple[str, ...] = ()  # sentences on assumed values, with their sources
-    # transforms gradients before each step, for the simulator; None for none
+    # for the simulator: transforms gradients before each step; None for none
     preconditioner: Preconditioning | None = None
     tables: TableWork = field(default_factory=TableWork)
     currency: str = "$"  # of all prices, as it is printed

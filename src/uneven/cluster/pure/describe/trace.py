@@ -79,7 +79,7 @@ SHORTEST_S = 1e-6  # the shortest duration of a value: shorter changes have no e
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A quantity over time: one value for each time step, repeated from the start at the end. Raises ConfigError
-    without values, for a negative or infinite one, or for a step or speed-up that is not positive."""
+    without values, with a negative or infinite one, or with a step or speed-up that is not positive."""
 
     values: tuple[float, ...]  # at least one
     step_s: float = math.inf  # seconds that each value lasts, as recorded; infinite for a constant

@@ -144,12 +144,12 @@ def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
     held = max(1, round(one.share * workers))
     name = {"kfac": "K-FAC", "soap": "SOAP"}[one.kind]
     owners = ", ".join(f"{spec.nodes[it.rank].name} {it.squares}" for it in own if it.squares)
-    often, seldom = one.factor_period, one.refresh_period
+    factors, refreshes = one.factor_period, one.refresh_period
     return (
-        f"{name} on {len(one.layers)} layers, periods {often} and {seldom}, f = {held}/{workers}: of a step, "
-        f"{seconds(longest.seconds + longest.factors_s)} are its work on {spec.nodes[longest.rank].name}, where that "
-        f"takes longest, {seconds(longest.factors_s)} of these its factors; a worker sends "
-        f"{size(max(it.sent_bytes for it in own))} a step at most; squares are owned by {owners}"
+        f"{name} on {len(one.layers)} layers, periods {factors} and {refreshes}, f = {held}/{workers}: it takes at "
+        f"most {seconds(longest.seconds + longest.factors_s)} of a step, on {spec.nodes[longest.rank].name}, of this "
+        f"{seconds(longest.factors_s)} for factors; a worker sends at most "
+        f"{size(max(it.sent_bytes for it in own))} a step; owned squares: {owners}"
     )
 
 
@@ -180,7 +180,7 @@ def _heavy(spec: ClusterSpec, figures: Figures) -> str:
         check = "; check that all bandwidths are in bit/s" if talk_s >= _UNIT * compute_s else ""
         return f"{text}: {narrow.what} is the bottleneck{check}"
     if spec.workload.exchange_core_s > 0:
-        return f"{text}: most of it is the processors' own part of it"
+        return f"{text}: most of that is work of the processors"
     return text
 
 
@@ -223,12 +223,11 @@ def _own_pace(result: CombinationResult) -> str:
     else:
         head = "no worker waits for another"
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
-        return f"{head}; all take about as many steps"
+        return f"{head}; all take about the same number of steps"
     others = sum(one.late_rate_per_s for one in figures.workers) - slow.late_rate_per_s
     return (
         f"{head}: {fast.node} takes {times(fast.late_rate_per_s / slow.late_rate_per_s)} as many steps as "
-        f"{slow.node}; while that takes one, the others take {others / slow.late_rate_per_s:.0f}, so its updates "
-        "are that stale"
+        f"{slow.node}, whose updates are {others / slow.late_rate_per_s:.0f} steps stale"
     )
 
 
@@ -240,7 +239,7 @@ def _bounded(result: CombinationResult) -> str:
             f"runs at the pace of {slow.node} once the lead is used up: the others then wait, "
             f"{percent(_others_wait(figures, slow))} of their time in all"
         )
-    return f"the lead that is allowed takes up what varies: the others wait {percent(_others_wait(figures, slow))}"
+    return f"the allowed lead absorbs the variation: the others wait {percent(_others_wait(figures, slow))}"
 
 
 def _quorum(result: CombinationResult) -> str:
@@ -249,7 +248,7 @@ def _quorum(result: CombinationResult) -> str:
     if not late:
         return "no worker came too late"
     first = late[0]
-    text = f"continues without the last: {percent(figures.dropped_share)} of all steps are thrown away"
+    text = f"does not wait for the last: {percent(figures.dropped_share)} of all steps are dropped"
     return f"{text}, {percent(first.dropped / first.steps)} of those of {first.node}"
 
 
@@ -278,7 +277,7 @@ def _balance(result: CombinationResult, plan: Plan) -> str:
     small = min(figures.workers, key=lambda one: (one.batch, one.rank))
     large = max(figures.workers, key=lambda one: (one.batch, -one.rank))
     if least + 1 >= most:
-        return f"came to equal batches; waiting takes {percent(figures.wait_share)}"
+        return f"chose equal batches; waiting takes {percent(figures.wait_share)}"
     text = f"{large.node} takes {most} samples and {small.node} {least}"
     base = plan.baseline.result.figures.wait_share
     if figures.wait_share < base:
@@ -292,9 +291,9 @@ def _learning(result: CombinationResult, plan: Plan) -> str:
     if lesson is None:
         return ""
     if lesson.diverged:
-        return "but the model goes astray"
+        return "but the model diverges"
     if lesson.reached_samples is None:
-        return f"but it comes to {percent(lesson.best)} only"
+        return f"but it reaches only {percent(lesson.best)}"
     if base is None or base.reached_samples is None or result is plan.baseline.result:
         return ""
     needs = lesson.reached_samples / base.reached_samples

@@ -33,8 +33,8 @@ class Quota:
         a core halts                  until a period's quota pays its debt
         a core's work is done         it keeps 1 ms of its slice and returns the rest
 
-    So a tenth of a core in periods of 10 ms is never a tenth of a core: it runs for 1 to 4 ms and then halts for 10 to
-    30 ms. From ``kernel/sched/fair.c``, bandwidth control, as of Linux 6.18.
+    So a tenth of a core in periods of 10 ms is never smooth: it runs for 1 to 4 ms, then halts for 10 to 30 ms. From
+    ``kernel/sched/fair.c``, bandwidth control, as of Linux 6.18.
     """
 
     period_s: float  # P

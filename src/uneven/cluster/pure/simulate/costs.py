@@ -1,4 +1,4 @@
-"""The costs of a recorded run's workers, for a simulation with changes."""
+"""The costs of a recorded run's workers, used to simulate it with changes."""
 
 from __future__ import annotations
 
@@ -226,6 +226,6 @@ def _node(node: Node, stretches: Sequence[Sequence[StepRecord]], step_s: float, 
 
 
 def _took_s(step: StepRecord, cores: float) -> float:
-    # A worker that waits for others saves up processor time and then computes faster than its share for a while; in the
-    # long run a step takes at least its processor seconds over the share.
+    # A worker that waits for others saves up processor time, and then computes faster than its share for a while. In
+    # the long run a step takes at least its processor seconds over the share.
     return max((step.data_s + step.compute_s) / step.threads, step.local_cpu_s / cores)

@@ -97,7 +97,7 @@ class Faults:
             self._go(rank, dies=event.do is Do.KILL)
 
     def _turn_away(self, rank: int) -> None:
-        self._tell(rank, "leave", f"{self._spec.nodes[rank].name} goes before it could take part")
+        self._tell(rank, "leave", f"{self._spec.nodes[rank].name} leaves before it took part")
         worker = self._coming.pop(rank)
         worker.dead = worker.gone = True
         self._change(self._stage.newest + 1, dies=rank)

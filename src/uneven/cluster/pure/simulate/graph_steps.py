@@ -1,4 +1,4 @@
-"""The computation and messages of a training step on a partitioned graph, for each exchange."""
+"""The computation and messages of a training step on a partitioned graph, by exchange."""
 
 from __future__ import annotations
 

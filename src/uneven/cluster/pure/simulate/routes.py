@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 20  # of a piece that gloo sends in an all-reduce
 
 
 class RingPieces(NamedTuple):
-    """The pieces of an all-reduce on each hop of a ring, two of which are in transit at a time.
+    """The pieces of an all-reduce on each hop of a ring; two are in transit at a time.
 
     A piece waits for a notice of free space, which its receiver sends when the last piece but one has arrived. So two
     pieces take a round trip and the time of one, however fast the link is. This is gloo's protocol

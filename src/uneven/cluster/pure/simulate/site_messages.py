@@ -1,8 +1,8 @@
 """Messages between sites in the background: one per step to each other site, as in real runs.
 
 A channel carries its messages one after the other: the next one starts when the last byte of the previous one has left.
-A worker with a bounded lead waits for the messages in transit to it, and for messages that it was notified of (the
-selective barrier); the notification travels in parallel and overtakes them.
+A worker with a bounded lead waits for the messages in transit to it. It also waits for messages that it was notified of
+(the selective barrier); the notification travels in parallel and overtakes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SiteMessage:
     content: object  # from the arithmetic's ``writes``
     step: int  # finished steps of its writer that it includes
     size_bytes: float
-    barred: bool = False  # whether its receivers know of it and take no step without it
+    barred: bool = False  # whether its receivers were notified and take no step without it
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Sums over a simulated run.
 
-Waiting is counted as in a journal: in each iteration, the least ``exchange_s`` of all workers is communication, and the
+Waiting is counted as in a journal. In each iteration the least ``exchange_s`` of all workers is communication, and the
 excess of each worker is its wait.
 """
 
@@ -54,7 +54,7 @@ class Outcome:
     samples_per_s: float  # samples that counted over the time of each worker's steps, summed over the workers
     wait_share: float  # part of all workers' time spent waiting for others
     ended_at_s: float  # end of the last step
-    happened: int  # events and steps, for the simulator's own speed
+    happened: int  # events and steps, to measure the simulator's own speed
     workers: tuple[WorkerOutcome, ...]
     own: tuple[OwnOutcome, ...] = ()  # each worker's work for a preconditioner, if any
     tables: TableOutcome | None = None  # of the servers of embedding tables, if any

@@ -1,7 +1,7 @@
 """Exchanges with the parameter server, whose shards are on the members.
 
 Apart: each member pushes and pulls separately (a sum, a center). Together: the copy collects the pushes of the members
-and answers all when there are enough; later ones are dropped, and their workers take over the newest state. In the
+and answers all when there are enough. Later ones are dropped, and their workers take over the newest state. In the
 background none is late: a later push counts in the next outcome.
 """
 

@@ -84,7 +84,7 @@ class Scenario:
     balancer: Balancer
     policy: SyncPolicy
     iterations: int = 200  # the clock at which every worker is finished
-    # If given, workers take their parts from one common order until this many are taken, as asynchronous workers do; a
+    # If given, workers take their parts from one common order until this many are taken, as asynchronous workers do. A
     # fast one then takes more steps, and ``iterations`` only bounds them.
     samples: int | None = None
     seed: int = 0  # of the jitter, and of the phase of each node's quota
@@ -318,7 +318,7 @@ class _World:
         rank = min(stuck, key=lambda rank: (workers[rank].clock, rank))
         return (
             f"simulated time stops: rank {rank} never ends step {workers[rank].clock} ({len(stuck)} of "
-            f"{len(workers)} workers are held up). Under {policy} it waits for a step that others never finish, or "
+            f"{len(workers)} workers are blocked). Under {policy} it waits for a step that others never finish, or "
             "for an exchange that some members never begin: check the policy's plans"
         )
 
