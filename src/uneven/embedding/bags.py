@@ -73,7 +73,7 @@ class TablesCallback(Callback):
             "tables",
             f"{counts['applied']:,} updates, {counts['lookups']:,} lookups of {counts['rows']:,} rows; "
             f"{half:g} updates between a lookup and its gradient in the median, {most:g} in 95 of 100, "
-            f"{max(stats.staleness, default=0)} at most; {counts['nonfinite']} refused for a NaN or an infinity, "
+            f"{max(stats.staleness, default=0)} at most; {counts['nonfinite']} rejected for a NaN or an infinity, "
             f"{stats.lost} lost{_of_ids(stats)}",
         )
         if stats.staleness:

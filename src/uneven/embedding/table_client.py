@@ -94,7 +94,7 @@ class TableClient:
         """Return the ids (n,) int64 that have rows in a growing group, and the slots (n,) int32 of these rows."""
         with self._changed:
             numbers = {shard: self._request(shard, Say.NAMES, text=str(group))}
-        ids, slots = self.outcome(numbers, "a question for ids")[shard].bags
+        ids, slots = self.outcome(numbers, "a request for ids")[shard].bags
         assert ids.ids is not None
         assert slots.ids is not None
         return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
@@ -133,7 +133,7 @@ class TableClient:
     def _told(self) -> dict[int, Any]:
         with self._changed:
             numbers = {shard: self._request(shard, Say.STATS) for shard in self._links}
-        answers = self.outcome(numbers, "a question for counts")
+        answers = self.outcome(numbers, "a request for counts")
         return {shard: json.loads(answers[shard].text) for shard in sorted(answers)}
 
     @property

@@ -11,7 +11,7 @@ them.
                                         in a shard's own folder also the folder that its rows were loaded from
 
 A shard that trains while it writes saves rows of different times, each one consistent. It copies a block between two
-messages, and a thread writes the block, so the shard waits only if the disk is slower than its workers.
+messages, and a thread writes the block. So the shard waits only if the disk is slower than its workers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TableFiles:
         _say(mark, {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()})
 
     def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None:
-        """Record that the rows come from ``folder``, for a restart. ``numbers.version`` must exceed earlier ones."""
+        """Record for a restart that the rows come from ``folder``. ``numbers.version`` must exceed earlier ones."""
         if self.own is None:
             return
         where = self._older()

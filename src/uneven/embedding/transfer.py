@@ -68,7 +68,8 @@ def read_state(door: TableAccess, *, sums: bool = False) -> dict[str, Tensor]:
 def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
     """Return the keys that a state lacks, its unknown keys, and messages about wrong shapes and values."""
     growing = (one.name for one in tables if one.grows)
-    wrong = [f"table {name!r} grows; save() and restore() keep the row of each id" for name in growing]
+    instead = "grows; save_checkpoint() and load_checkpoint() keep the row of each id"
+    wrong = [f"table {name!r} {instead}" for name in growing]
     shapes = _shapes(tables)
     for key in (one for one in shapes if one in state):
         if state[key].shape != shapes[key]:

@@ -234,7 +234,7 @@ _BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
 }
 """TorchRec initializers that ``Table.scale`` can express: function name → (least, largest) from its arguments."""
 _INSTEAD = {
-    "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves what travels",
+    "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves the bytes sent",
     "init_fn": "give Table(scale=(least, most)), or call tables.from_state_dict(…) on one worker before the training",
     "is_weighted": "leave it out, weights that come with the ids always count",
     "use_virtual_table": "give Table(num_embeddings=None, most_rows=…), which grows",
@@ -261,7 +261,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
         )
 
     def refuse(name: str) -> ConfigError:
-        instead = _INSTEAD.get(name, "tables have nothing like it; leave it out")
+        instead = _INSTEAD.get(name, "tables do not support it; leave it out")
         return ConfigError(f"{kind} {given.name!r}: {name}={getattr(given, name)!r}: {instead}")
 
     for name in _ignored(given):

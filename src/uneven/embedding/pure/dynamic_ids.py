@@ -6,8 +6,8 @@
        └──────▶ slot of its row; slot 0 is the row of all ids without one
 
 An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005), or with a given
-probability. When all rows are taken, 1/16 of them are evicted together: those looked up least recently, or least often,
-but none from the last few batches, whose gradients are still to come.
+probability. When all rows are taken, 1/16 of them are evicted together: those looked up least recently, or least often.
+Rows of the last few batches stay, because their gradients are still to come.
 """
 
 from __future__ import annotations

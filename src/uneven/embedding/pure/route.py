@@ -1,6 +1,6 @@
 """Map a batch's ids to requests for each shard, the answers to the batch's numbers, and gradients back.
 
-One array of ids, sample by sample, requests all tables of one width that are complete on a shard, so the answer is a
+One array of ids, sample by sample, requests all tables of one width that are complete on a shard. So the answer is a
 block of the batch's numbers. For a table cut by rows, each shard sums the rows of a bag that it has, and the worker
 adds up these sums.
 """
@@ -340,7 +340,7 @@ class Router:
         return dict(zip(self._tables.features, each, strict=True))
 
     def sharing(self) -> dict[str, float]:
-        """Return the average number of ids per row, for each table with ``modulo``."""
+        """Return the average number of ids per row of each table with ``modulo``."""
         tables = self._tables.tables
         return {tables[at].name: load_of(one.many, tables[at].held) for at, one in self._distinct.items()}
 

@@ -2,7 +2,7 @@
 
 A table's cost is ids per sample × numbers in a row; its size is rows × (numbers + the optimizer's sum). A table that
 exceeds a shard's fair part of either is cut by rows. Then tables are placed in decreasing order of cost, each on the
-least loaded shard for its speed with room (the usual greedy rule; the cut is ours).
+shard with room and the least load for its speed. This is the usual greedy rule; the cut is ours.
 """
 
 from __future__ import annotations

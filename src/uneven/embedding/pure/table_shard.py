@@ -1,8 +1,8 @@
 """One shard of tables: the answer to each message. Pure: sockets, clocks and kernels are passed in.
 
 The first worker that connects sends the specification, and all others must send the same one. A gradient carries its
-ids, and is applied exactly once: the updates of a worker are numbered, repeated ones are skipped, and missing ones are
-requested.
+ids and is applied exactly once. The updates of a worker are numbered: the shard skips repeated ones and requests
+missing ones.
 """
 
 from __future__ import annotations
