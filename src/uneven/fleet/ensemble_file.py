@@ -45,8 +45,8 @@ KEYS: dict[str, Any] = {
 def read(path: Path) -> Ensemble:
     """Return the ensemble in a file. Modules are imported from Python's path.
 
-    Raises `ConfigError` if the file cannot be read or names something that does not exist, and `UnknownNameError`,
-    which offers the nearest name, for an unknown table, key or metric.
+    Raises `ConfigError` if the file cannot be read or names something that does not exist. An unknown table, key or
+    metric raises `UnknownNameError`, which offers the nearest name.
     """
     found = _document(path)
     members, asked = found.get("members", {}), found.get("ensemble", {})

@@ -140,7 +140,7 @@ def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> PageTa
 
 
 def _curves(epochs: Mapping[str, Sequence[Epoch]], title: str, *, over_time: bool) -> Figure:
-    names = sorted(name for name, mine in epochs.items() if mine)  # the plan's order, for the same colours
+    names = sorted(name for name, mine in epochs.items() if mine)  # the plan's order, so that colours are the same
     data = []
     for place, name in enumerate(names):
         mine = epochs[name]

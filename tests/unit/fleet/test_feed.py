@@ -175,7 +175,7 @@ def test_a_sample_that_hangs_twice_is_named_and_its_process_ended(tmp_path: Path
             if times == 1:
                 one.feed.wait(0.0)
                 assert (maker.ending.how, one.feed.deaths) == (How.HUNG, 1)
-        with pytest.raises(DataError, match="for 300 s, the last one from sample 17 of the training set"):
+        with pytest.raises(DataError, match="for 300 s, the last one at sample 17 of the training set"):
             one.feed.wait(0.0)
         assert maker.ending.how is How.HUNG
 
@@ -218,7 +218,7 @@ def test_the_first_samples_are_looked_at(tmp_path: Path) -> None:
     def later(process: Linked) -> None:
         events.awake.now_s += 301.0 if process.at else 0.0
 
-    with pytest.raises(DataError, match="no sign of life for 300 s, the last one from sample 0 of the training set"):
+    with pytest.raises(DataError, match="no heartbeat for 300 s, the last one at sample 0 of the training set"):
         look(events, Source(parts.Counted(3), None, parts.Hangs(tmp_path / "begun", 0), None), 300.0, later)
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         look(events, Source(parts.Counted(3), None, lambda sample: sample, None))

@@ -115,7 +115,7 @@ def test_a_given_reference_is_kept() -> None:
 def test_nobody_or_nothing_gives_an_empty_flotilla_and_nonsense_is_refused() -> None:
     assert create_flotilla(EXAMPLE, [], 4) == Flotilla()
     assert create_flotilla(EXAMPLE, ["D1"], 0) == Flotilla()
-    with pytest.raises(ConfigError, match="empty flotilla has no pace"):
+    with pytest.raises(ConfigError, match="empty flotilla has no rate"):
         Flotilla().pace_per_s(EXAMPLE)
     with pytest.raises(UnknownNameError, match="did you mean 'D4'"):
         create_flotilla(EXAMPLE, ["D44"], 4)

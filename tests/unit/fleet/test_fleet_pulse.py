@@ -57,7 +57,7 @@ def test_time_in_which_nobody_listened_does_not_count(monkeypatch: pytest.Monkey
     assert not one.signals(("epoch", 3))
     assert one.quiet_s == 0.0
     assert one.signals(At("step 3"))
-    assert str(one.silence) == "no sign of life for 0 s, the last one from step 3"
+    assert str(one.silence) == "no heartbeat for 0 s, the last one at step 3"
 
 
 def test_signs_are_given_now_and_then_and_of_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_a_member_hangs_when_none_of_its_workers_speaks_or_waits_for_samples(
         assert answers["one"] == ("loaded", 1)
         kind, why = answers["team"]
         assert kind == "failed"
-        assert why.startswith("it hangs: no sign of life for 300 s, the last one from step 2 of epoch 1; ")
+        assert why.startswith("it hangs: no heartbeat for 300 s, the last one at step 2 of epoch 1; ")
         assert (first.ended, second.ended, one.ended) == (1, 1, 0)
         assert looks == [{"team", "one"}, *[{"team"}] * 9, set()]  # 300 s after the first worker's last sign
 
@@ -211,7 +211,7 @@ def test_who_hangs_or_diverges_has_failed_and_the_others_are_trained(
         "good": "trained", "hangs": "failed", "early": "failed", "late": "failed", "dies": "failed",
     }  # fmt: skip
     why = {row.name: row.why for row in result.table}
-    assert "no sign of life for 300 s, the last one from step 1 of its profile" in why["hangs"]
+    assert "no heartbeat for 300 s, the last one at step 1 of its profile" in why["hangs"]
     assert why["dies"].startswith("its process died 3 times in its profile (SIGKILL); perhaps memory ran out")
     assert why["early"].startswith("diverged: its loss was NaN or infinite in step 3 of epoch 1; ")
     assert why["late"].startswith("diverged: 1.weight holds a NaN or an infinity after epoch 1; ")
@@ -219,7 +219,7 @@ def test_who_hangs_or_diverges_has_failed_and_the_others_are_trained(
     assert {row.name for row in result.failed} == {"hangs", "early", "late", "dies"}
     assert list((tmp_path / "run" / "members").rglob("*.pt")) == [result.best.checkpoint]
     shown = capfd.readouterr().err
-    for line in ("good: epoch 2 of 2, accuracy ", "hangs: no sign of life for ", "hangs: failed: it hangs: "):
+    for line in ("good: epoch 2 of 2, accuracy ", "hangs: no heartbeat for ", "hangs: failed: it hangs: "):
         assert line in shown
 
 

@@ -113,7 +113,7 @@ def train(
 ) -> Result:
     """Train every member, several at a time, on shared data.
 
-    It may be stopped at any moment, by Ctrl-C or by ``kill -9``; the same call continues at the end of the last pass
+    It may be stopped at any moment, by Ctrl-C or by ``kill -9``. The same call continues at the end of the last pass
     over the data and trains no member twice. A member that fails does not delay the others. No member is trained
     further with changed code.
 

@@ -27,10 +27,8 @@ class Options:
         preprocessors: their number; by default as many as the flotilla's speed needs, at most one per core.
         paradigm: plan all devices again when too few are busy (FLEET-G), or refill free devices (FLEET-L).
         together: all members that fit into memory share one stream and take turns on the CPU slots
-            (:class:`~uneven.fleet.pure.planning.flotillas.Together`, ours) instead of FLEET's rule. By default
-            if the
-            devices
-            are CPU slots, at least as many as cores, and there are no ``rates``, which only FLEET's rule uses.
+            (:class:`~uneven.fleet.pure.planning.flotillas.Together`, ours) instead of FLEET's rule. By default if the
+            devices are CPU slots, at least as many as cores, and there are no ``rates``, which only FLEET's rule uses.
         alpha: share of the devices that must be busy for a round to continue.
         closeness: largest difference between the rates of members that share a stream; by default a quarter of the
             fastest. Ours: the paper's 20 samples/s is for members of 21 … 176 samples/s.

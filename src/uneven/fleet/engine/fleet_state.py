@@ -35,7 +35,7 @@ MOST_DEATHS = 3  # deaths of its process within one epoch or profile after which
 
 _HINTS = {
     "SIGSEGV": "; perhaps it writes into its batch, which is shared and read-only: let it clone first",
-    "SIGKILL": "; perhaps memory ran out, which the system's log tells",
+    "SIGKILL": "; perhaps memory ran out: see the system's log",
 }
 
 

@@ -245,7 +245,7 @@ class Hosts:
         one = self.by_member[name]
         one.lost[rank] = text
         if len(one.lost) == one.used:  # no worker failed: the connection between them broke
-            self._end(name, ("died", f"its workers lost each other: {text}"))
+            self._end(name, ("died", f"its workers lost their connections: {text}"))
 
     def _answered(self, name: str, rank: int, message: tuple[Any, ...]) -> None:
         one = self.by_member[name]

@@ -141,7 +141,7 @@ class Trainee:
 
     def epoch(self, stream: Stream, number: int) -> Epoch | None:
         """Train for an epoch and save the result. Returns the epoch in the first worker, None in the others."""
-        assert self._workers is not None, "a process that the member cannot use was asked"
+        assert self._workers is not None, "this process has no worker of the member"
         rule, least = self._job.batch_rule, least_samples(self._member.model)
         before = self._history[-1]["devices"] if self._history else 1
         before = most_workers(rule, self._member.batch_size, before, least)

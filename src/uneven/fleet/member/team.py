@@ -208,7 +208,7 @@ def apart(session: Session) -> None:
 def _meet(seat: Seat) -> None:
     limit = timedelta(seconds=PATIENCE_S)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    with _with_others("the meeting of the workers"):
+    with _with_others("the rendezvous of the workers"):
         store = TCPStore(seat.address, seat.port, is_master=False, timeout=limit)
         mine = PrefixStore(seat.meeting, store)
         dist.init_process_group(backend, store=mine, rank=seat.rank, world_size=seat.size, timeout=limit)

@@ -2,7 +2,7 @@
 
 Data-parallel training on m devices averages m gradients, so either the global batch or each device's part changes. The
 paper's members have the largest batch b that fits a device, so m · b on m devices (B.1), with no rule for the learning
-rate; what a member learns then depends on the plan. Our default keeps the global batch.
+rate. Then the result of a member depends on the plan. Our default keeps the global batch.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Ledger:
         return not self._again and self.next < self.end and self.next >= self.tail + self.slots
 
     def holding(self) -> tuple[str, ...]:
-        """Return the readers that the others wait for, by name: those at the tail of a full ring."""
+        """Return the names of the readers that the others wait for: those at the tail of a full ring."""
         return tuple(sorted(name for name, at in self.readers.items() if at == self.tail)) if self.full else ()
 
     def _settle(self) -> None:

@@ -44,8 +44,8 @@ def look(
 ) -> Probed:
     """Prepare the first sample in a separate process within `timeout_s` seconds. `watch` is called with that process.
 
-    Raises `DataError` if it cannot be read or transformed, hangs, or the two sets do not agree, and `ConfigError` if
-    data set or transform cannot be pickled.
+    Raises `DataError` if it cannot be read or transformed, if it hangs, or if the two sets do not agree. Raises
+    `ConfigError` if data set or transform cannot be pickled.
     """
     for _ in range(MOST_DEATHS):
         word, *more = _looked(place, source, timeout_s, watch)

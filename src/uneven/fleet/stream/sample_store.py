@@ -52,7 +52,7 @@ class Chunks:
         return self._making
 
     def made(self, number: int) -> LargeObject:
-        """Return the chunk that was written last, for the place's object store."""
+        """Return the chunk that was written last, to put it into the machine's object store."""
         parcel, self._making = LargeObject(self._making), []
         return parcel
 

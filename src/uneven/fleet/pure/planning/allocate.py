@@ -45,7 +45,7 @@ class Flotilla:
     def pace_per_s(self, rates: Rates) -> float:
         """Return the samples/s of the shared stream: the slowest rate. Raises `ConfigError` if there is no member."""
         if not self.members:
-            raise ConfigError("an empty flotilla has no pace: add members first")
+            raise ConfigError("an empty flotilla has no rate: add members first")
         return min(self.per_s(rates).values())
 
 
@@ -90,9 +90,9 @@ def create_flotilla(
 ) -> Flotilla:
     """Return the next flotilla by the paper's greedy rule (Algorithm 2). O(n log n) for n rates within δ.
 
-    The reference is the fastest waiting member on its smallest number of devices (one, if memory allows). Then the
-    member and number of devices whose rate is nearest to the reference joins, repeatedly, while the distance is at most
-    δ and the devices suffice. Left-over devices go one by one to the slowest member at that moment.
+    The reference is the fastest waiting member on its smallest number of devices (one, if memory allows). Then members
+    join, each with a number of devices: always the pair whose rate is nearest to the reference, while the distance is
+    at most δ and the devices suffice. Left-over devices go one by one to the slowest member at that moment.
 
     It differs from the printed rule only for rates that fall with more devices, as Eq. 5 eventually does; ``Closeness``
     (``falling``, ``least_gain``) can restore the printed rule. The paper leaves ties open. Ours: among equal distances
@@ -161,7 +161,7 @@ def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: d
     """Add the nearest rates within δ while devices last."""
     left = devices - sum(chosen.values())
     rows, columns = np.nonzero(gaps <= delta)
-    # One walk over the sorted distances equals the paper's repeated search of the minimum: the reference and so the
+    # One walk over the sorted distances equals the paper's repeated search of the minimum. The reference and so the
     # distances are constant, and a member that does not fit now never fits.
     for place in np.lexsort((rows, columns, gaps[rows, columns])).tolist():
         row, count = int(rows[place]), int(columns[place]) + 1

@@ -72,8 +72,8 @@ def device_order(flotilla: Flotilla, per_node: int) -> list[str]:
     """Return the order in which members take devices on equal nodes: whole nodes, pairs, the best of the rest."""
     counts = flotilla.members
     order = [name for name, count in counts.items() if count % per_node == 0]
-    # A list per remainder mends two faults of the printed pairing: it deletes another entry (m mod G) than the partner
-    # it found ((−m) mod G), and of two members with one remainder the later hides the earlier.
+    # A list per remainder corrects two faults of the printed pairing. It deletes another entry (m mod G) than the
+    # partner that it found ((−m) mod G), and of two members with one remainder the later hides the earlier.
     waiting: dict[int, list[str]] = {}
     for name, count in counts.items():
         if count % per_node == 0:

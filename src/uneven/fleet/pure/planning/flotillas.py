@@ -146,8 +146,8 @@ class Together:
 
         min( C / (c_0 + Σ c_i),  min_i 1 / c_i )
 
-    The first term is all cores at work. A second slot for one member gains something only if the second term is
-    smaller, because that member keeps its core busy while others are idle.
+    The first term is all cores at work. A second slot for one member helps only if the second term is
+    smaller: that member keeps its core busy while others are idle.
 
     Args:
         rates: of all members on 1, 2, … slots; with rates on one slot only, no member gets a second one.

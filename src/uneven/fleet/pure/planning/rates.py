@@ -36,9 +36,9 @@ def rate_per_s(batch_s: Sequence[float], batch: int, *, median: bool = False) ->
 def most_profiled(alone_per_s: Mapping[str, float], per_node: int, devices: int) -> int:
     """Return M_t, the largest number of devices on which members are profiled (section 6.1).
 
-    M_a = ⌈max r(1) / min r(1)⌉ is what the slowest would need to match the fastest if it scaled linearly; M_b = 2 · G
-    spans two nodes; M_t = max(M_a, M_b), here at most M, which the paper expects to be larger. `per_node` is G,
-    `devices` is M. Raises `ConfigError` if there are no members or devices, or a rate is not positive.
+    M_a = ⌈max r(1) / min r(1)⌉ are the devices that the slowest would need to match the fastest if it scaled linearly;
+    M_b = 2 · G spans two nodes; M_t = max(M_a, M_b), here at most M, which the paper expects to be larger. `per_node`
+    is G, `devices` is M. Raises `ConfigError` if there are no members or devices, or a rate is not positive.
     """
     if not alone_per_s or not all(0.0 < rate < math.inf for rate in alone_per_s.values()):
         raise ConfigError("give at least one member, and rates above 0 on one device")
