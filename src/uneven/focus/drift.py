@@ -20,7 +20,7 @@ class Drift:
     """The results that queries would reach on fresh video.
 
     Attributes:
-        results: by class name, for the classes that make up 95 % of the objects.
+        results: by class name, of the classes that make up 95 % of the objects.
         recall, precision: the targets.
     """
 

@@ -323,7 +323,8 @@ class StreamWriter:
         self._next = store.clusters()
 
     def write(self, batch: Gathered, counts: dict[str, float], state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Write results and the ingest's state (arrays of any shape), both or neither; DataError if the disk fails."""
+        """Write results and the ingest's state (arrays of any shape) in one transaction; DataError if the disk
+        fails."""
         with told_of_disk(self.store.folder):
             self._crops.seek(self._next * self.store.side**2 * 3)
             for one in batch.begun:

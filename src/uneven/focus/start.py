@@ -63,7 +63,7 @@ def ingest(
 ) -> VideoIndex:
     """Ingest videos, each in a separate process, so that they can be queried.
 
-    The ingest may be interrupted at any time, by Ctrl-C or ``kill -9``: the same call continues from the last write, at
+    The ingest may be interrupted at any time, by Ctrl-C or ``kill -9``. The same call continues from the last write, at
     most a second of work earlier. A video that has grown continues from its former end. If a stream fails, the others
     continue; ``show`` gets the reason immediately, and the error at the end names it.
 

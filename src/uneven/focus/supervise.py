@@ -1,9 +1,8 @@
 """The processes that ingest streams, one for each stream, on the available machines.
 
-A killed process is restarted and continues from its last write; that of a lost machine, on another machine.
+A killed process is restarted and continues from its last write; if its machine is lost, on another machine.
 :func:`~uneven.focus.pure.cameras.place` assigns machines again whenever a stream ends or a machine is lost. Live
-streams
-start immediately; each core ingests one file at a time.
+streams start immediately; each core ingests one file at a time.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class _Taken:
         if not again:
             self._leave(name)
             del self.left[name]
-            self.failed[name] = f"taking in {name} {ending.words}"
+            self.failed[name] = f"the ingest of {name} {ending.words}"
             self._lost(name, self.failed[name])
 
     def _leave(self, name: str) -> None:

@@ -72,7 +72,7 @@ class Wanted:
 class Tuned:
     """The chosen setting, and the cost of the choice."""
 
-    candidates: Mapping[str, Candidate]  # by name
+    candidates: Mapping[str, Candidate]  # name → candidate
     models: Mapping[str, Cheap]  # trained
     point: Tried  # the chosen setting, its costs, and its results on the checking part
     points: tuple[Tried, ...]  # all settings tried

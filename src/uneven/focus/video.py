@@ -282,7 +282,7 @@ def _rate(stream: VideoStream) -> float:
 def _words(error: Exception) -> str:
     """Return FFmpeg's message without the address, which may hold a password."""
     silent = isinstance(error, av.error.ExitError)
-    return "it is silent" if silent else getattr(error, "strerror", None) or type(error).__name__
+    return "it sends no data" if silent else getattr(error, "strerror", None) or type(error).__name__
 
 
 def _without_password(at: str) -> str:

@@ -102,7 +102,7 @@ class Share:
 
     @classmethod
     def of(cls, hits: float, trials: float, independent: int) -> Share:
-        """Return ``hits`` of ``trials``, of which only ``independent`` are independent."""
+        """Return ``hits`` of ``trials``, only ``independent`` of them independent."""
         if trials == 0:
             return cls(1.0, 0.0)
         value = hits / trials

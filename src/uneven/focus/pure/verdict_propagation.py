@@ -61,8 +61,8 @@ class Spreading:
         count = len(features)
         self._features = features
         self._threshold = threshold
-        # Without a precedent of the class, verdicts are not spread: a class that the cheap network never learned may be
-        # among others, and would be rejected without a check.
+        # Without a precedent of the class, verdicts are not spread: a class that the cheap network never learned could
+        # be rejected without a check.
         self._spread = spread if before[1].any() else 0.0
         self._apart = np.full((2, count), np.inf, np.float32)  # distance to the nearest [not of, of] the class
         self._speaker = np.full((2, count), -1)
