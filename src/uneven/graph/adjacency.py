@@ -77,7 +77,7 @@ class HaloRoute:
     """The rows that pass between this worker and the others, in either direction."""
 
     copies: tuple[slice, ...]  # for each worker, this part's rows that it roots
-    rooted: tuple[Tensor, ...]  # for each worker, int64 (n,): this part's roots of which it has a copy
+    rooted: tuple[Tensor, ...]  # for each worker, int64 (n,): the roots of this part that it has copies of
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class _Form(NamedTuple):
     index: Any  # (2, edges)
     vertices: int = 0  # lower bound of their number
     exact: bool = False  # whether it is the number
-    held: Mapping[str, Any] = {}  # candidates for per-vertex tensors, by name
-    on_edges: Mapping[str, Any] = {}  # edge values, by name
+    held: Mapping[str, Any] = {}  # name → candidate for a per-vertex tensor
+    on_edges: Mapping[str, Any] = {}  # name → edge values
     leave: str = "leave {0} out"  # code with which a user drops an entry of ``held``, for messages
     clear: str = ""  # the same for ``on_edges``
 
@@ -237,7 +237,7 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
         if way is given.clear or _OF_EDGES.search(name) or length == edges != vertices:
             if _is_matrix(one) or not isinstance(one, torch.Tensor | np.ndarray) or not bool((one == 1).all()):
                 raise DataError(
-                    f"{name} holds values of edges, but layers here support neither weights nor features of edges; "
+                    f"{name} holds values of edges, but layers here do not support weights or features of edges; "
                     f"to train without them: {without}"
                 )
         elif isinstance(one, list) or (isinstance(one, np.ndarray) and one.dtype.kind not in "biufc"):

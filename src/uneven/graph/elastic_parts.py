@@ -1,7 +1,7 @@
 """A graph with elastic membership: parts are reassigned, and a step in which a worker is lost is skipped.
 
 All members learn from the same exchange that a worker is missing (see ``Handle.wait``), and exchange nothing more in
-that step. Before the optimizer step all ask each other whether any of them knows of a change. If so, all skip the step.
+that step. Before the optimizer step all exchange whether any of them has detected a change. If so, all skip the step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ElasticGraph(PartedGraph):
                 buffer.copy_(was)  # batch norm has already counted the skipped step
 
     def _heard(self) -> bool:
-        """Return whether any worker knows of a changed membership; the same on all."""
+        """Return whether any worker has detected a changed membership; the same on all."""
         assert self._line is not None
         told = torch.tensor([float(self._changed)], dtype=torch.float64)
         there = self._line.sum(told).wait()

@@ -1,6 +1,6 @@
 """The torch layers between graph layers: batch norm and dropout over the vertices of all parts.
 
-A session replaces their ``forward``. Each other layer is tried once: a layer that mixes rows (graph norm, attention
+A session replaces their ``forward``. Each other layer is tried once. A layer that mixes rows (graph norm, attention
 over vertices) raises an error, because each worker has only its own vertices.
 """
 

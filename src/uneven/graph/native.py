@@ -143,8 +143,8 @@ def sums(
 
 def packs(rows: RowIndex, sources: int, width: int) -> bool:
     """Return whether to copy ``x`` first: it exceeds a core's cache, a slice may fit, and each row is used often."""
-    # Measured on graphs of 14 to 86 edges per vertex and 2 MB of cache per core: copying a row costs as much as
-    # gathering 3,000 of its numbers saves.
+    # Copying a row costs as much as gathering 3,000 of its numbers saves, measured with 14 to 86 edges per vertex and 2
+    # MB of cache per core.
     stays = sources * _SLICE_BYTES <= _NEAR_BYTES and 4 * sources * width > _OWN_BYTES
     return stays and len(rows.columns) * width > _USED_OFTEN * sources
 

@@ -1,4 +1,4 @@
-"""A cut graph: metadata, and arrays by name. Vertices are renumbered so that neighbours are close to each other.
+"""A cut graph: metadata, and named arrays. Vertices are renumbered so that neighbours are close to each other.
 
 It is a folder that is written once and memory-mapped by every worker, or a whole graph in memory, in one part.
 """

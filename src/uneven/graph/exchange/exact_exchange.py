@@ -40,7 +40,7 @@ class RowCarrier:
             for one in taken if weight != 1.0 else ():
                 one.mul_(1.0 / weight)
             return
-        # This worker already knows of a change, but others may not: take part once more, so that none waits.
+        # This worker has detected a change, but others may not: take part once more, so that none waits.
         if self.whole:
             nothing = given[0].new_empty(0)
             sides = [dict(zip(self.ranks, one, strict=True)) for one in (given, taken)]

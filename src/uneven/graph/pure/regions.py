@@ -1,4 +1,4 @@
-"""The assignment of parts to workers, for a graph cut into more parts than there are workers."""
+"""The assignment of parts to workers if a graph has more parts than there are workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
     """Fit the cost of a root and the fixed cost of a step, in edges, to past assignments.
 
     The fit makes each worker's speed, (fixed + edges + β · roots) / seconds, as constant as possible. One assignment
-    reveals neither, so β is then as given and the fixed cost 0.
+    does not reveal them, so β is then as given and the fixed cost 0.
     """
     if len({one.edges for one in seen}) < 2:
         return beta, 0.0

@@ -50,7 +50,7 @@ def stream_order(edges: int, seed: int) -> Ids:
 def libra(load: Sequence[float], mine: int, theirs: int, own_degree: int, their_degree: int) -> int:
     """Apply Libra's rules; among equally loaded parts, the first wins.
 
-    least(S) is the part of S with the least load; load counts edges, over the part's share. If neither end is placed:
+    least(S) is the part of S with the least load; load counts edges, over the part's share. If no end is placed:
     least(all). If one is: least(its parts). If both have parts in common: least(those). Otherwise: least(parts of the
     end of lower degree, or of the target if equal), and the other end gets another copy.
     """

@@ -17,7 +17,7 @@ from uneven.graph.pure.edge_list import Ids, Wholes
 class EdgeCut:
     """A vertex cut: each edge is in one part, and a vertex is in every part that has one of its edges."""
 
-    order: Wholes  # int64 (edges,): edges by part; within a part, neighbours are close if the method can tell
+    order: Wholes  # int64 (edges,): edges by part; within a part, neighbours are close if the method knows them
     bounds: tuple[int, ...]  # where each part begins in ``order``, and the end
     rank: Wholes | None = None  # int64 (vertices,): an order in which neighbours are close; None if the method has none
     owners: Ids | None = None  # int32 (vertices,): the part that roots each vertex; None for any part that holds it
