@@ -43,8 +43,8 @@ def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
         raise ConfigError(f"Accelerate with {kind}: the session exchanges gradients of whole models; leave it out")
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
-            f"gradient_accumulation_steps = {accelerator.gradient_accumulation_steps}: Accelerate would leave out "
-            f"steps of which the session knows nothing; leave it at 1, and use session.no_sync()"
+            f"gradient_accumulation_steps = {accelerator.gradient_accumulation_steps}: Accelerate would skip "
+            f"steps without the session's knowledge; leave it at 1, and use session.no_sync()"
         )
     session.setup(model, *stateful)
     prepared = accelerator.prepare_scheduler
@@ -57,7 +57,7 @@ def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
     accelerator.prepare_scheduler = prepare_scheduler
     for one in accelerator._schedulers:
         one.split_batches = True
-    # evaluation_mode tells Accelerate not to wrap the model for training on several workers.
+    # evaluation_mode makes Accelerate not wrap the model for training on several workers.
     prepared_model = accelerator.prepare_model(model, evaluation_mode=True)
     others = [
         accelerator.prepare_scheduler(one) if isinstance(one, LRScheduler) else accelerator.prepare_optimizer(one)

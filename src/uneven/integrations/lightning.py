@@ -139,7 +139,7 @@ class BalancedStrategy(DDPStrategy):
             self._step = _TrainingStep(module)
             self.session.setup(self._step, *self.optimizers, **self._how)
         elif self._step.module is not module:
-            raise ConfigError("a BalancedStrategy trains one module: make another one, with another session, for this")
+            raise ConfigError("a BalancedStrategy trains one module: give each module its own strategy and session")
 
     def process_dataloader(self, dataloader: object) -> object:
         if not isinstance(dataloader, BalancedLoader):
@@ -178,7 +178,7 @@ class BalancedStrategy(DDPStrategy):
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
             if _STATE not in checkpoint:
                 raise CheckpointError(
-                    f"{checkpoint_path} was not saved with this strategy, so which samples it has seen is not known: "
+                    f"{checkpoint_path} was not saved with this strategy, so the samples that it has seen are unknown: "
                     f"load its weights into the module, and call trainer.fit without ckpt_path"
                 )
             self.session.load_state_dict(checkpoint[_STATE])

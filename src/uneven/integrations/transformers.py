@@ -50,7 +50,7 @@ class Balanced:
         self._epochs: CountedEpochs | None = None
         self._items: float | None = None
         self._prepared = False
-        # evaluation_mode tells Accelerate not to wrap the model for training on several workers.
+        # evaluation_mode makes Accelerate not wrap the model for training on several workers.
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
         accelerator.no_sync = lambda model=None: self.session.no_sync()
         args.average_tokens_across_devices = False  # the session weights the losses instead
@@ -160,8 +160,8 @@ class Balanced:
         state = Path(checkpoint, _STATE)
         if not state.exists():
             raise ConfigError(
-                f"{os.fspath(checkpoint)} has no {_STATE}, so no session has saved it, and which samples of the epoch "
-                f"it has seen is not known: give TrainingArguments ignore_data_skip=True to begin that epoch anew"
+                f"{os.fspath(checkpoint)} has no {_STATE}, so no session has saved it, and the samples of the "
+                f"epoch that it has seen are unknown: give TrainingArguments ignore_data_skip=True to begin it again"
             )
         self.session.load_state_dict(json.loads(state.read_bytes()))
 
@@ -184,8 +184,8 @@ class Balanced:
 
     def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
         raise ConfigError(
-            "Trainer.hyperparameter_search makes a model for each trial, and a session carries one: "
-            "start each trial as a run of its own, as `uneven search` does"
+            "Trainer.hyperparameter_search makes a model for each trial, but a session has one: "
+            "start each trial as a separate run, as `uneven search` does"
         )
 
 
