@@ -9,8 +9,7 @@
 Each rank writes its file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`), without communication;
 a simulation writes all files with :class:`ManyWriters`. Readers use :func:`read` or a :class:`Follower`.
 ``journal.pure.metrics`` joins the records of all ranks into iterations, or ``journal.pure.apart`` cuts the steps of
-asynchronous
-workers into global batches; ``journal.pure.summary`` summarizes them.
+asynchronous workers into global batches; ``journal.pure.summary`` summarizes them.
 """
 
 from uneven.journal.pure.member_changes import LEFT, MemberChange, MemberChanges

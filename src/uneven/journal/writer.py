@@ -28,9 +28,9 @@ def writers_of(path: Path) -> int:
 class Writer:
     """A writer that appends records to the file ``path``.
 
-    Records are passed to the operating system before :meth:`write` returns, so killing the process loses none; a crash
-    of the machine loses those not yet on disk. A failed write (full disk, lost file server) never stops the training:
-    the logger ``uneven.journal`` warns once, :attr:`lost` counts the records, and each later record is tried again.
+    Records are passed to the operating system before :meth:`write` returns, so killing the process loses none. A crash
+    of the machine loses those not yet on disk. A failed write (full disk, lost file server) never stops the training.
+    The logger ``uneven.journal`` warns once, :attr:`lost` counts the records, and each later record is tried again.
     Only opening raises JournalError, before training starts.
 
     To append to an existing file, write a new RunRecord first: it begins another life of the run. Not thread-safe.
@@ -153,7 +153,7 @@ class BackgroundWriter:
             self._wanted.wait()
         self._resting = False
 
-    # In the loop it would cost more: after a step the caches hold the model, and encoding one record takes ten times as
+    # In the loop it would cost more. After a step the caches hold the model, so encoding one record takes ten times as
     # long as one of several.
     def _drain(self) -> int:
         started_s = time.thread_time()

@@ -3,7 +3,8 @@
 A single worker cannot distinguish waiting from communication. Under BSP the last worker to arrive waits for no other,
 so in every iteration
 
-* communicate = the least ``exchange_s`` of all ranks, the same for all of them; * wait_i = exchange_i − communicate.
+* communicate = the least ``exchange_s`` of all ranks, the same for all of them;
+* wait_i = exchange_i − communicate.
 
 If m threads of a worker train concurrently, a step takes the worker 1/m of the thread's time.
 

@@ -50,7 +50,7 @@ def comparison(
 def comparison_page(
     data: Mapping[str, RunData], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
 ) -> Page:
-    """Return several runs (by name) on one page, side by side; ``table`` replaces the runs' summaries."""
+    """Return several named runs on one page, side by side; ``table`` replaces the runs' summaries."""
     page = Page(title, lead)
     page.table("Results", table or summary_table(data), "" if table else summary_note(data))
     page.figure(

@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60.0  # of a silent connection
 
     def do_GET(self) -> None:
-        # DNS rebinding: a foreign page may reach this port under its own host name, so check Host and Origin first,
+        # DNS rebinding: a foreign page may reach this port under its own host name. So check Host and Origin first,
         # also if the token is right. The token in the address is the only credential.
         host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
         own = (host, host.replace(LOOPBACK, "localhost"))

@@ -226,7 +226,7 @@ def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[
 
 def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]:
     """Return iterations and the seconds in which all members could finish together at their current speeds."""
-    x, y = Column(), Column()  # X / Σ_i v_i of uneven.journal.pure.summary, for each interval
+    x, y = Column(), Column()  # of each interval, X / Σ_i v_i of uneven.journal.pure.summary
     speeds: dict[int, float] = {}
     for piece in pieces:
         there = {rank for one in piece for rank in (one.members or one.timings)}
@@ -260,7 +260,7 @@ def one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
 
 
 def _over_all(rows: Sequence[ScalarRecord]) -> float:
-    """Return the mean weighted by what each batch counted; for a loss, the mean over the global batch."""
+    """Return the mean weighted by each batch's weight; for a loss, the mean over the global batch."""
     known = [row for row in rows if row.value == row.value and row.weight > 0.0]
     whole = sum(row.weight for row in known)
     return sum(row.value * row.weight for row in known) / whole if whole else mean([row.value for row in rows])

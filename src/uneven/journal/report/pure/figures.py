@@ -278,7 +278,7 @@ class Span(NamedTuple):
 def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
     """Return one row per device and one colour per name; the dark part of a bar's height is its computing share.
 
-    ``end_s`` is the right end of the axis, for a common scale of several pictures.
+    ``end_s`` is the right end of the axis; several pictures get a common scale by it.
     """
     scale, unit = (1e-3, "1000 s") if end_s >= 5000 else (1.0, "s")
     names = sorted({span.name for span in spans})

@@ -51,5 +51,5 @@ def size(value: float) -> str:
 
 
 def parts_of(shares: Sequence[int]) -> str:
-    """Format shares in one line; the least and the greatest if there are over 16: ``237/158/79/38``."""
+    """Format shares in one line; the least and the greatest if there are more than 16: ``237/158/79/38``."""
     return "/".join(map(str, shares)) if len(shares) <= 16 else f"{min(shares)} … {max(shares)}"
