@@ -14,7 +14,7 @@ from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.exact import Floats, Wholes
 from uneven.policy.core.views import BalanceView, Limits
 
-MEMORY_FULL = 0.9  # use of the memory from which a worker takes no more samples [default, specification]
+MEMORY_FULL = 0.9  # use of the memory above which a worker's share does not grow [default, specification]
 
 
 class Bounds(NamedTuple):

@@ -33,7 +33,7 @@ class PresumeEqual(WrappingBalancer):
     A gain g makes an iteration 1 / (1 − g) times as fast. This factor must exceed e^c / (1 − margin), where c is the
     gain by chance (:func:`~uneven.policy.balance.balancer.chance_gain`). A large enough gain is sufficient for any c.
 
-    Workers on one machine are coupled: the one with the most samples computes longest, at the end on cores that the
+    Workers on one machine are coupled. The one with the most samples computes longest, at the end on cores that the
     others have left free, and so measures the highest speed. A balancer that follows such a difference widens it.
     Really unequal workers differ by far more than the margin, and then small corrections pass unchanged.
 
@@ -98,7 +98,7 @@ def _silent(view: BalanceView) -> str:
 class LbBsp(PresumeEqual):
     """Predicts speeds, splits in proportion and moves for a gain: ``PresumeEqual(Hysteresis(Proportional("light")))``.
 
-    The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where time is linear in the batch. The predictor and
+    The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, whose time is linear in the batch. The predictor and
     the thresholds are our defaults; the paper prefers a NARX network.
 
     Args:

@@ -53,8 +53,8 @@ class Numerical(Balancer):
 
     A gap above θ twice in a row while fine-tuning or settled restarts it from the current shares. Time includes a
     worker's own communication but not waiting for others. The window, the roles, the two phases, the shrinking step and
-    the growing window are the paper's; the procedure is our specification's reading of it (§1.8), and no number is the
-    paper's. No worker goes below its saturation point, where fewer samples gain nothing, or above its memory limit.
+    the growing window are the paper's. The procedure is our specification's reading of it (§1.8); no number is from the
+    paper. No worker goes below its saturation point, because fewer samples gain nothing, or above its memory limit.
 
     Args:
         step: first step relative to the mean share, above 0, at most 1.

@@ -90,7 +90,7 @@ class _Era:
 
 
 class Controller:
-    """The split of every iteration, for the workers whose events it receives.
+    """Decides the split of every iteration from the events of the workers.
 
     Controllers of one run start with equal deciders; ``forecaster`` creates that of a worker.
     """

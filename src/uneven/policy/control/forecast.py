@@ -22,8 +22,8 @@ _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal
 class ChangeDetector:
     """A two-sided CUSUM test (Page, 1954) over the difference between each iteration's time and its forecast (ours).
 
-    A lone spike, however large, does not trigger it; two in a row do, and so does a lasting change of the size of the
-    usual noise after about a dozen iterations. Without a change it triggers about once in 400 iterations, which costs a
+    A lone spike, however large, does not trigger it; two in a row do. A lasting change of the size of the usual noise
+    triggers it after about a dozen iterations. Without a change it triggers about once in 400 iterations, which costs a
     report.
 
     Attributes:
@@ -78,7 +78,7 @@ class ChangeDetector:
 _SAVED = 64.0  # iterations whose hidden time may accumulate for one exchange
 
 # An iteration of the first length is one observation; shorter ones are merged until they fill the second. A quota
-# grants a processor in periods of 20 to 100 ms, so a step of a few ms runs at full speed or not at all [default].
+# grants a processor in periods of 20 to 100 ms. So a step of a few ms runs at full speed or not at all [default].
 _ALONE_S, _TOGETHER_S = 0.04, 0.25
 
 

@@ -60,8 +60,9 @@ class Referee:
     def judge(self, members: Sequence[int], table: ReportTable, *, iteration: int) -> Verdict:
         """Judge the newest report of each member; ``iteration`` is for the complaints.
 
-        It rejects a time or number of samples that is zero, negative or not finite, and a speed more than a million
-        times above or below the others' median. A worker without samples, or without a finished iteration, reports no
+        It rejects a time or number of samples that is zero, negative or not finite. It also rejects a speed more than a
+        million times above or below the others' median. A worker without samples, or without a finished iteration,
+        reports no
         speed: its last good report is reused, without a complaint.
         """
         last, past = self._of(tuple(members))
@@ -132,7 +133,7 @@ def _fault(table: ReportTable, place: int) -> str:
 
 
 def _middles(standing: Column) -> tuple[Column, Column]:
-    """Return, for each member, the two middle values of the others' speeds; NaN without any."""
+    """Return the two middle values of the others' speeds for each member; NaN without any."""
     ordered = np.sort(standing[standing > 0])
     others = len(ordered) - (standing > 0)
     if not len(ordered):

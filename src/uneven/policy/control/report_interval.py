@@ -12,7 +12,7 @@ from uneven.policy.control.table import Column, ReportTable, weighted_sum
 
 _WARM_UP = 4  # reports at the start that ignore the budget: the first split should come soon
 
-# The same after a sudden change, while they still change the split: if a part of the time is constant, proportional
+# The same after a sudden change, while they still change the split. If a part of the time is constant, proportional
 # shares take several decisions to settle. Only while a report costs at most _CHEAP of an iteration.
 _AFTER_CHANGE = 3
 _CHEAP = 0.05
@@ -39,12 +39,12 @@ class Spacing:
     """The number of iterations between reports that keeps the loop within its budget. Pure.
 
     What counts is the loss of the group. The time that a worker spends on deciding is missing for its samples, and the
-    balance moves these to others; so costs are weighted by samples. With a tenth of a core a gather takes ten times as
+    balance moves these to others. So costs are weighted by samples. With a tenth of a core a gather takes ten times as
     long, but that worker has few of the samples. One that all wait for, and that has no sample to give away, costs the
     group the full cost.
 
-    The budget holds over time: excess cost is owed, and the next report waits until it is paid back. A report that is
-    called for waits for its own cost only, because the debt may be the cost of measuring each step, which no gap saves.
+    The budget holds over time: excess cost is owed, and the next report waits until it is paid back. A report that a
+    worker calls for waits for its own cost only: the debt may be the cost of measuring each step, which no gap saves.
     """
 
     def __init__(self, size: int, budget: float, least: Sequence[int] | None = None) -> None:

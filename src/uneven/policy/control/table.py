@@ -13,8 +13,8 @@ import numpy.typing as npt
 from uneven.policy.control.reporter import Report
 from uneven.policy.core.views import Observation
 
-# Ranks must compute the same bits on different machines: only operations that IEEE 754 defines exactly are used, and no
-# sum whose order a machine chooses.
+# Ranks must compute the same bits on different machines. So only operations that IEEE 754 defines exactly are used, and
+# no sum whose order a machine chooses.
 Column = npt.NDArray[np.float64]
 
 _PLACES = {name: place for place, name in enumerate(Report._fields)}

@@ -1,8 +1,8 @@
 """The answers of deciding code: a split of the batch, or a plan of exchanges.
 
 A plan names no tensor and no socket. A real run turns each :class:`Exchange` into the fastest operation with the same
-meaning: a gradient mean over all workers becomes the bucketed all-reduce that overlaps the backward pass. The simulator
-turns the same object into transfers and waits in virtual time.
+meaning. For example, a gradient mean over all workers becomes the bucketed all-reduce that overlaps the backward pass.
+The simulator turns the same object into transfers and waits in virtual time.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Exchange:
         piece: (number of the piece, number of pieces): only this piece of the parameters is exchanged; pieces have
             nearly equal lengths. None exchanges all parameters.
         delay: for a piece, or for selected entries of movements: steps that all members take while the exchange is in
-            flight. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
+            flight. The step after these waits for it, and its outcome m enters then: x + m − s with s the replica
             that was contributed. 0 waits immediately.
 
     Raises:

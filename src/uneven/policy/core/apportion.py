@@ -1,7 +1,7 @@
 """Whole numbers of samples for all workers, in proportion to weights.
 
-The real-valued problem comes first: the share of rank i grows with a common level until it meets a limit, and the level
-is the one at which the shares add up. Lower and upper limits apply in the same pass. Then the shares are rounded. Every
+The real-valued problem comes first. The share of rank i grows with a common level until it meets a limit; the shares
+add up at the level that is searched. Lower and upper limits apply in the same pass. Then the shares are rounded. Every
 machine computes the same answer: see :mod:`uneven.policy.core.exact`.
 """
 

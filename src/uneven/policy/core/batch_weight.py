@@ -27,5 +27,5 @@ class BatchWeight:
         return None
 
     def counts_like(self, other: BatchWeight) -> bool:
-        """Return whether both batches have equal weights, and both or neither exchange."""
+        """Return whether both batches have equal weights, and exchange both or not at all."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -7,8 +7,8 @@ generation from the statements of the remaining members, with the same result on
 Exchanges are counted over the whole run, and members differ by at most one: no member completes an exchange that
 another has not entered. When a member dies during one, there are two cases:
 
-* no member has completed it: the members of the next generation add up their gradients again, without the dead one's; *
-a member has completed it: it sends its sum to the others, and the dead member's gradient counts.
+* No member has completed it: the members of the next generation add up their gradients again, without the dead one's.
+* A member has completed it: it sends its sum to the others, and the dead member's gradient counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Statement:
     by: Count = 0  # number of the generation whose members computed the newest of these
     drawn: Annotated[int, Range(-1)]  # the last iteration whose samples its loader has drawn; −1 before the first
     leaving: bool = False  # it takes no part in the next generation
-    between: bool = False  # it is between two steps, where newcomers can join
+    between: bool = False  # it is between two steps, so newcomers can join
     new: bool = False  # it has joined but has not received the state of the run
 
     def text(self) -> str:

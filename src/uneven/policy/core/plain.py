@@ -4,7 +4,7 @@ A shape is a type hint: ``int``, ``float``, ``str``, ``bool``, ``X | None``, ``l
 Y]``, ``dict[str, X]``, ``Literal[...]``, ``Any``, a dataclass or a ``TypedDict`` of these. Each may be ``Annotated``
 with a :class:`Range` or, inside a dataclass or ``TypedDict``, with :class:`Along`.
 
-A bool is not a number. A whole number must be within ±2⁵³, where floats are exact, and is accepted as a float.
+A bool is not a number. A whole number must be within ±2⁵³, the range of exact floats, and is accepted as a float.
 Non-finite floats may be strings, because JSON has no numbers for them.
 """
 

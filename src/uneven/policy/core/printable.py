@@ -1,8 +1,7 @@
 """Text from outside (a journal, a cluster file, a script's error), made safe to show.
 
-``uneven.journal.report.console`` passes all that its ``Console`` prints through :func:`printable`;
-``uneven.journal.report.page``
-passes all text of a page, and escapes HTML as well.
+``uneven.journal.report.console`` passes everything that its ``Console`` prints through :func:`printable`.
+``uneven.journal.report.page`` does so with all text of a page, and also escapes HTML.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         return {name: f"{name} ({note})" for name, note in notes.items()}
 
     def _outside(self) -> dict[str, Outside]:
-        """Return the plug-ins of other distributions by name. Raises ConfigError if a name is taken."""
+        """Return the names and plug-ins of other distributions. Raises ConfigError if a name is taken."""
         found: dict[str, Outside] = {}
         for one in find_outside(self.group):
             taken = found.get(one.name) or (self._makers.get(one.name) if one.name not in self._loaded else None)

@@ -64,7 +64,7 @@ class Conflict:
     ignored: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.winner} says {self.used!r}, {self.loser} says {self.ignored!r}; using {self.used!r}"
+        return f"{self.key} = {self.used!r} ({self.winner}) overrides {self.ignored!r} ({self.loser})"
 
 
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:

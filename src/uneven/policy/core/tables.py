@@ -17,7 +17,7 @@ from uneven.policy.core.plain import Range
 
 Table = Mapping[str, Any]
 
-_INTEGERS = 2**63  # TOML guarantees integers of 64 bits, and our readers have no more
+_INTEGERS = 2**63  # TOML guarantees integers of 64 bits, and our readers support these only
 
 
 def document(data: bytes | str, source: str) -> dict[str, Any]:

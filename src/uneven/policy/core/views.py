@@ -39,7 +39,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The least and the greatest number of samples per iteration, for each worker."""
+    """Each worker's least and greatest number of samples per iteration."""
 
     lower: tuple[int, ...]  #: least samples per iteration, by worker
     upper: tuple[int, ...]  #: greatest samples per iteration, by worker
@@ -96,7 +96,7 @@ class SyncView(NamedTuple):
     """The input of a synchronisation policy before a worker's step; a tuple, because each step makes one.
 
     The simulator and a real run fill in every field with the same values. So it holds nothing that a worker of a real
-    run cannot know, such as the present clocks of the others: for that, a plan returns a ``Wait``.
+    run cannot know, such as the present clocks of the others. For these, a plan returns a ``Wait``.
     """
 
     rank: int  #: this worker

@@ -1,8 +1,7 @@
 """Merges: rules that combine the contributions of several workers into one result.
 
-Code that exchanges also needs :mod:`uneven.run.replicas.flat` (a model as one vector) and
-:mod:`uneven.run.replicas.flat` (the
-content of a sum over the members); both need torch.
+Code that exchanges also needs :mod:`uneven.run.replicas.flat` (a model as one vector, and the content of a sum over the
+members), which needs torch.
 """
 
 from uneven.policy.merge.add import Add

@@ -40,7 +40,7 @@ class Merge(ABC):
     """A rule that combines contributions.
 
     An exchange transports each worker's contribution (:meth:`contribute`) to the place where they are combined, as a
-    weighted mean or a sum (``combined``); there it calls :meth:`combine`. That place is every worker, the parameter
+    weighted mean or a sum (``combined``). There it calls :meth:`combine`. That place is every worker, the parameter
     server, or the simulator. Both methods are local.
 
     Vectors are flat torch tensors of shape (n,) unless stated otherwise. A merge is compared, printed and hashed by its
@@ -67,7 +67,7 @@ class Merge(ABC):
             change between exchanges, because members share no state.
         whole: whether batch norm's running statistics are merged like the parameters, in one vector behind them;
             otherwise they are averaged separately. Merges without a mean always merge them.
-        bytes_factor: length of a contribution over that of the model, for the simulator.
+        bytes_factor: for the simulator, length of a contribution over that of the model.
     """
 
     __slots__ = ()
@@ -103,10 +103,10 @@ class Merge(ABC):
 
         Args:
             kept: the state before, of this worker or of the server.
-            given: mean, shape (m,); or a partial sum for a sum or a centre, where the order does not matter.
+            given: mean, shape (m,); or a partial sum for a sum or a centre, whose order does not matter.
             weight: total weight of the contributions: their samples, if weighted by them.
-            in_place: whether the memory of ``given`` and of the state may be reused. If not set, neither may be
-                changed.
+            in_place: whether the memory of ``given`` and of the state may be reused. If not set, both must stay
+                unchanged.
 
         Returns:
             The new state; and the result, shape (n,): the vector from which replicas continue, the server's state, or

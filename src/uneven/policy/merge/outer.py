@@ -64,7 +64,7 @@ def _plain(name: str, value: Any) -> Tensor | float:
         return float(value)
     if not hasattr(value, "detach"):
         raise ConfigError(
-            f"the outer optimizer keeps {name!r}, which is neither a vector nor a number: use SGD, Adam or another "
+            f"the outer optimizer keeps {name!r}, which is not a vector or a number: use SGD, Adam or another "
             "one whose state fits a checkpoint"
         )
     vector: Tensor = value.detach()

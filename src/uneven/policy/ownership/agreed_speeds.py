@@ -45,7 +45,7 @@ class WorkerRow(NamedTuple):
 def told(own: OwnWork, local_s: float, local_cpu_s: float, exchange_cpu_s: float, **more: float) -> WorkerRow:
     """Return this worker's report from its own work and its times per iteration.
 
-    It is based on processor time: a worker limited to 0.1 core runs in bursts, so the wall-clock time of one short
+    It is based on processor time. A worker limited to 0.1 core runs in bursts, so the wall-clock time of one short
     decomposition does not reveal its speed.
     """
     rate = own.cost / own.busy_s if own.busy_s > 0.0 and own.cost > 0.0 else math.nan

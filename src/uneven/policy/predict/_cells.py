@@ -1,8 +1,8 @@
 """A plain recurrent cell and an LSTM cell, with backpropagation through time.
 
 They are so small that a call into a library costs more than the arithmetic.
-``tests/unit/policy/predict/test_recurrent.py``
-compares values and gradients with PyTorch's. Shapes: B sequences of L steps with I inputs, H hidden units.
+``tests/unit/policy/predict/test_recurrent.py`` compares values and gradients with PyTorch's. Shapes: B sequences of L
+steps with I inputs, H hidden units.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Doubt:
 
     def __init__(self) -> None:
         self._told: deque[float] = deque(maxlen=_AHEAD)  # predictions, oldest first …
-        self._came: deque[float] = deque(maxlen=_AHEAD)  # … and what came
+        self._came: deque[float] = deque(maxlen=_AHEAD)  # … and actual values
         self._first = 0.0
         self._second = 0.0
         self._weight = 0.0
@@ -267,7 +267,7 @@ class Learner(Predictor):
         saved = read(_LearnerState, state)
         model, learnt = saved["model"], saved["counts"][3]
         if (model is None) != (learnt == 0):
-            raise Misfit(model, f"what {learnt} lessons have made of it", "model")
+            raise Misfit(model, f"the weights after {learnt} lessons", "model")
         if model is not None:
             with inside("model"):
                 self._model = self._model.restored(model)

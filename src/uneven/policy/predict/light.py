@@ -87,8 +87,8 @@ class Light(Predictor):
         return last * self._last + ema * self._ema.predict() + steady * self._steady.predict()
 
     def doubt(self) -> float:
-        # Steady's error is known from its second iteration on; a mixture's would take a hundred, and a balancer with
-        # too much doubt leaves unequal workers with equal shares.
+        # Steady's error is known from its second iteration on; a mixture's would take a hundred. A balancer with too
+        # much doubt leaves unequal workers with equal shares.
         return self._steady.doubt()
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class NarxNet(SpeedModel):
     """
 
     hidden: int  # units H
-    delay: int  # rows d that it reads, through F = 2 + D inputs, of which D = 2 + 3 d are differences
+    delay: int  # rows d that it reads, through F = 2 + D inputs; D = 2 + 3 d of them are differences
     rows_per_lesson: int  # of the past, drawn again for each lesson
     penalty: float  # 1 makes a weight of 1 as likely as an error of the usual size
     weights: Floats  # (H F + H + H + D,): hidden weights and offsets, output weights, direct weights
@@ -166,8 +166,8 @@ def _mean(uses: Floats) -> float:
 
 def _drawn(sizes: Floats, many: int, number: int) -> tuple[npt.NDArray[np.intp], Floats]:
     """Return the rows of a lesson, and the number of rows that each one represents."""
-    # Changes are rare but important: half of the lesson are the rows with the largest differences, the rest a sample of
-    # all others, weighted for those left out.
+    # Changes are rare but important. So half of the lesson are the rows with the largest differences; the rest is a
+    # sample of all others, weighted for those left out.
     order = np.argsort(sizes)
     most = many // 2
     rest, largest = order[:-most], order[-most:]
@@ -208,8 +208,9 @@ def _first_weights(hidden: int, delay: int) -> Floats:
 class NARX(Learner):
     """Predicts v̂ᵏ = F(vᵏ⁻¹ … vᵏ⁻ᵈ; cᵏ … cᵏ⁻ᵈ⁺¹; mᵏ … mᵏ⁻ᵈ⁺¹) with a small network (LB-BSP, specification §1.6).
 
-    c and m are the use of the node's processors by others and of its memory at the time of the prediction: it follows a
-    slowdown that they announce immediately, and ignores a spike without one. If they are unknown, it is a NAR.
+    c and m are the use of the node's processors by others and of its memory at the time of the prediction. It follows a
+    slowdown immediately if they announce it, and ignores a spike that they do not announce. If they are unknown, it is
+    a NAR.
 
     Choose it with ``"lb-bsp:predictor=narx"``. Measuring and deciding then took 0.7 to 0.8 % of iterations of about 100
     ms, more than the default budget. Try it if iterations take a quarter of a second or more and other jobs come and

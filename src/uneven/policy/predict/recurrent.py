@@ -154,8 +154,8 @@ class _Recurrent(Learner):
 class RNN(_Recurrent):
     """A plain recurrent network (Elman) over past speeds, trained online.
 
-    Choose it with ``"lb-bsp:predictor=rnn"``. It exists because the paper compares with it: it costs about as much as
-    ARIMA (86 µs an iteration; an LSTM 124 µs) and was never the best here. docs/reference.md compares all predictors.
+    Choose it with ``"lb-bsp:predictor=rnn"``. It exists because the paper compares with it. It costs about as much as
+    ARIMA (86 µs an iteration; an LSTM 124 µs), and was never the best here. docs/reference.md compares all predictors.
     The paper's network is unknown; the defaults are ours, see docs/ideas/predictors.md.
 
     Args:

@@ -14,7 +14,7 @@ _SLACK = 0.5  # standard deviations that a report may be off without counting as
 _ALARM = 6.0  # sum of signs that is a change: three clipped reports in a row, 3 · (3 − 0.5) > 6, but not two
 _MEMORY = 256  # iterations after which the mean forgets, so that a slow drift is followed
 _SAME_BATCH = 0.1  # relative difference up to which two batch sizes count as the same
-_KEPT = 1  # iterations: weight of what was learned at another batch size
+_KEPT = 1  # iterations: weight of the knowledge from another batch size
 _PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_ITERATIONS iterations
 _PRIOR_ITERATIONS = 4
 _LEAST_SPREAD = 0.01  # relative; a machine without noise must not mistake its first hiccup for a change
@@ -35,9 +35,9 @@ class SteadyState(TypedDict):
 class Steady(Predictor):
     """Averages the seconds per sample since the worker's speed last changed lastingly (ours).
 
-    Between two changes a speed is a constant with noise, and the best estimate is the mean of all of it; a moving
+    Between two changes a speed is a constant with noise, and the best estimate is the mean of all of it. A moving
     average with α = 0.2 never uses more than nine reports. A two-sided CUSUM test (Page, 1954) over clipped residuals
-    distinguishes a lasting change from a spike: one or two bad reports move the mean a little; the third in a row
+    distinguishes a lasting change from a spike. One or two bad reports move the mean a little; the third in a row
     restarts it from these three.
     """
 

@@ -2,11 +2,12 @@
 
 The balancer divides the global batch X as usual. A worker starts with the part of its share that fits the last
 iteration's speeds. It takes the rest from a counter during the iteration, in shrinking chunks, whenever it is
-free. Each chunk costs another launch, so the rest is only as large as the forecast error: the smoothed spread
-of the speeds in the first parts relative to the last iteration. If that is less than about a launch there is no rest.
+free. Each chunk costs another launch, so the rest is only as large as the forecast error. This is the smoothed
+spread of the speeds in the first parts relative to the last iteration. If that is less than about a launch there is no
+rest.
 
 A worker that would need much longer for its chunk than the others for all that is left leaves it to them. The weights
-are those of samples really done, x_i / X, so X is exact, each sample is used once, and the gradient is that of one
+are those of samples really done, x_i / X. So X is exact, each sample is used once, and the gradient is that of one
 process. The rule and its numbers are our own.
 """
 

@@ -31,7 +31,7 @@ class SampleLeases:
     next: Count = 0  # the first position that was never handed out
     again: tuple[Run, ...] = ()  # requeued runs of failed workers
     taken: dict[str, tuple[Count, Run]] = field(default_factory=dict)  # worker → how often it has taken, last run
-    gone: tuple[Count, ...] = ()  # workers that get no more samples
+    gone: tuple[Count, ...] = ()  # workers that no longer get samples
 
     def take(self, worker: int, length: int, cut: Cut) -> tuple[SampleLeases, Run | None]:
         """Take a run for a worker, requeued ones first, from ``length`` positions; return the new leases and the run

@@ -17,7 +17,7 @@ def write_state(
 ) -> dict[str, Any]:
     """Return the JSON-able state at ``cursor``.
 
-    ``length`` is None for a stream; ``kind`` tells how the order is made, "" for the usual one.
+    ``length`` is None for a stream; ``kind`` is how the order is made, "" for the usual one.
     """
     return ({"order": kind} if kind else {}) | {
         "schema": SCHEMA,
@@ -102,8 +102,8 @@ def _is_run(run: Any) -> bool:
 
 
 _CURE = {
-    "seed": "start with the seed of the checkpoint, as the order of the samples hangs on it",
-    "shuffle": "start with the shuffle of the checkpoint, as the order of the samples hangs on it",
+    "seed": "start with the seed of the checkpoint, because it determines the order of the samples",
+    "shuffle": "start with the shuffle of the checkpoint, because it determines the order of the samples",
     "length": "resume with the data set that the run began with, or start again",
 }
 

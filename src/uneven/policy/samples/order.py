@@ -124,7 +124,7 @@ class Cursor(NamedTuple):
         return Cursor(epoch=self.epoch + 1, iteration=self.iteration)
 
 
-# Parts that are cut together while the split does not move: one by one each costs several times as much, because right
+# Parts that are cut together while the split does not move. One by one, each costs several times as much, because right
 # after a step the caches hold the model.
 _AT_ONCE = 16
 

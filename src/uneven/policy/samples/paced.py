@@ -97,7 +97,7 @@ class PacedSampler:
         self._supply.lower = lower
 
     def start(self, cursor: Cursor) -> None:
-        """Return undrawn batches to the supply; the next pass is over the epoch of ``cursor``."""
+        """Return undrawn batches to the supply; the next pass reads the epoch of ``cursor``."""
         if cursor.epoch == self._cursor.epoch:
             self._supply.give_back(cursor.epoch, ((part.start, part.end) for part in (*self.drawn, *self._cut)))
         self._cursor, self._exhausted = cursor, False
@@ -136,7 +136,7 @@ class PacedSampler:
         return [run for first, end in held for run in intervals(left[first:end])]
 
     def place(self, epoch: int) -> dict[str, Any]:
-        """Return the positions of an epoch that are left, for the loader's state.
+        """Return the positions of an epoch that are left; the loader's state has them.
 
         Outside of a meeting of all workers it is only what this worker knows: others may have batches in flight.
         """
@@ -167,7 +167,7 @@ class PacedSampler:
         self.start(Cursor(epoch=epoch))
 
     def left(self) -> tuple[int, list[Interval]] | None:
-        """Return the loaded epoch and its positions that are left, for a newcomer; None if no state was loaded."""
+        """Return the loaded epoch and its remaining positions, which a newcomer gets; None if no state was loaded."""
         return None if self._left is None else (self._left[0], intervals(self._left[1]))
 
     def adopt(self, left: tuple[int, Iterable[Sequence[int]]] | None) -> None:

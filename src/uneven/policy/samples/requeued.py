@@ -1,6 +1,6 @@
 """Samples that are requeued within their epoch after their worker has failed.
 
-When members change, parts of the epoch that were drawn before keep their division: the samples of a failed worker are
+When members change, parts of the epoch that were drawn before keep their division. The samples of a failed worker are
 missing, and gradients are weighted by the remaining ones. Its samples are drawn again, before fresh ones, from the
 first part on that no worker had drawn at the change. Every worker computes the same from the same changes::
 
@@ -228,8 +228,8 @@ class RequeuedSamples:
         self._held.take_up(state["held"])
 
     def left(self, cursor: Cursor, unused: Iterable[Portion] = ()) -> list[list[int]]:
-        """Return the runs of positions before the cursor that must still come, for a checkpoint; ``unused`` have had
-        no step."""
+        """Return the runs of positions before the cursor that a resumed run must repeat; ``unused`` have had no
+        step."""
         again = [run for _, run in self._waiting]
         again += [run for part in unused if part.iteration >= cursor.iteration for run in part.again]
         return sorted([first, min(last, cursor.start)] for first, last in set(again) if first < cursor.start)

@@ -2,8 +2,8 @@
 
 The current split gives each worker's part of a batch's cost. The cost of a part is the sum over its samples (nodes of
 graphs, packed sequences) or, with padding to the longest, their number times the greatest cost. Every rank computes the
-same division. The batch as a whole follows the epoch's order, and each worker's mean counts by its number of samples,
-so the gradient equals that of a single process.
+same division. The batch as a whole follows the epoch's order, and each worker's mean counts by its number of samples.
+So the gradient equals that of a single process.
 
 * Sums: the most expensive sample goes to the worker with most room left (longest processing time first, Graham 1969).
 * Padded: each worker takes a run of the sorted samples, so that similar ones are together; bisection finds the
@@ -47,7 +47,7 @@ class SampleCosts:
         if not (np.isfinite(found).all() and (found > 0.0).all()):
             wrong = int(np.flatnonzero(~(np.isfinite(found) & (found > 0.0)))[0])
             raise DataError(f"cost of sample {wrong} is {found[wrong]}: give finite numbers above 0")
-        # tells costs from others
+        # distinguishes these costs from others
         self.digest = hashlib.blake2b(found.tobytes(), digest_size=8).hexdigest() + "padded" * padded
         self._values = found
         self._padded = padded  # whether a part costs its number of samples times the greatest cost

@@ -2,11 +2,11 @@
 
 To advance the counter is a request to another process, perhaps on another machine, over links that may be busy. So
 requests are made ahead, concurrently with the training, and for the next epoch once this one has nothing left. The
-distance is measured: as many batches as are used during three answers, because the first answer may have the last
-samples of an epoch and the second none.
+distance is measured: as many batches as are used during three answers. The first answer may have the last samples of an
+epoch, and the second none.
 
-While much is left a worker takes several batches with one request, and fewer the less is left, as guided
-self-scheduling does (Polychronopoulos and Kuck, 1987). So no worker holds many at the end, when others have no work
+While much is left, a worker takes several batches with one request; the less is left, the fewer. Guided self-scheduling
+does the same (Polychronopoulos and Kuck, 1987). So no worker holds many at the end, when others have no work
 left. But it holds enough for the duration of an answer.
 """
 

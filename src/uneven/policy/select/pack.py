@@ -7,8 +7,8 @@
              or 12 bits in a chunk
     values   8, 4 or 2 bytes each; or 2 bits each, behind two magnitudes of 4 bytes for each chunk
 
-The header determines every length. A message with another length, or with places that do not ascend or are outside of
-the vector, is rejected as a whole, with a reason.
+The header determines every length. A message is rejected as a whole, with a reason, if it has another length, or places
+that do not ascend or are outside of the vector.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHORT = (Index.GAPS, Index.PLAIN, Index.LONG, Index.BITMAP)
 
 
 def shortest(picked: Picked, whole: Array, forms: tuple[Index, ...] = SHORT) -> Picked:
-    """Return the entries, or a copy of the whole vector (n,) they come from if that takes no more bytes."""
+    """Return the entries, or a copy of the whole vector (n,) they come from if that is not longer."""
     if picked.places is None or packed_bytes(picked, forms) < HEADER_BYTES + whole.nbytes:
         return picked
     return Picked(len(whole), None, whole.copy())

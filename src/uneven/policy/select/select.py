@@ -224,7 +224,7 @@ def _largest(size: Array, count: int) -> Array:
 
 
 def estimated_bytes(select: Selection, size: float, part: float, width: int = 4) -> float:
-    """Estimate the bytes of a message in the shortest encoding, for a vector of ``size`` numbers of ``width`` bytes.
+    """Estimate the bytes of a message about a vector of ``size`` numbers of ``width`` bytes, in the shortest encoding.
 
     ``part`` is the share of entries that pass a filter; :class:`TopK` ignores it.
     """

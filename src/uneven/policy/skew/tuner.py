@@ -138,7 +138,7 @@ class Tuner(ABC):
         return looser
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data, for a checkpoint."""
+        """Return the state as plain data that a checkpoint can hold."""
         return {
             "at": self.at,
             "best": self._best,

@@ -27,7 +27,7 @@ class Remembered(Generic[Answer]):
 
     def __call__(self, members: Members) -> Answer:
         # A policy plans before every step. Hashing or comparing ten thousand ranks would cost more than the plan, so
-        # the key is the object: an equal tuple that is another object gets an equal answer, computed again.
+        # the key is the object. An equal tuple that is another object gets an equal answer, computed again.
         found = self._known.get(id(members))
         if found is not None:
             return found[1]

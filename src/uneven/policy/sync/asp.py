@@ -84,7 +84,7 @@ class SSP(ASP):
             pace=Pace.BOUNDED,
             stops=False,
             moves="the update of each step to the parameter server, and its parameters back",
-            waits=f"a worker that is {s + 1} steps ahead, for the slowest; in the long run all keep its pace",
+            waits=f"a worker that is {s + 1} steps ahead for the slowest; in the long run all keep its pace",
             stale=f"a step starts without at most the last {s} steps of each other worker",
             lost_when_one_dies="the step that it was about to push; its clock no longer counts, the others continue",
         )

@@ -97,7 +97,7 @@ def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None
         return None
     waits = "no worker waits" if facts.pace is Pace.OWN else "workers wait only for those that are far behind"
     return (
-        f"balance = {describe(balancer)} decides nothing under sync = {describe(policy)}: there {waits}, and each "
+        f"balance = {describe(balancer)} has no effect under sync = {describe(policy)}: there {waits}, and each "
         f"worker takes samples at its own pace; use balance = 'even' with it, or sync = {_near(facts)!r} to balance"
     )
 
@@ -125,8 +125,8 @@ def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
     if facts is None or facts.pace is not Pace.QUORUM or not splitting.adapts:
         return None
     return (
-        f"balance = {describe(balancer)} with sync = {describe(policy)}: a real run leaves late workers behind, and so "
-        f"never has the reports of all by which shares move; use balance = 'even' or 'static:shares=…' with it, or "
+        f"balance = {describe(balancer)} with sync = {describe(policy)}: a real run does not wait for late workers, so "
+        f"it never has all reports, which decide the shares; use balance = 'even' or 'static:shares=…' with it, or "
         f"sync = 'bsp' to balance"
     )
 
@@ -200,16 +200,16 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     """
     # The server is set up from the first plans, so a later plan cannot begin or stop using it.
     if copy is not None and plan.exchanges and served(plan) != copy:
-        return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
+        return f"it exchanges {'among the workers' if copy else 'through a parameter server'}, unlike its first steps"
     if not served(plan):
         if plan.waits and not any(one.far.lead for one in plan.exchanges):
-            return "it lets steps wait for clocks, which only a parameter server can tell"
+            return "its steps wait for clocks, which only a parameter server reports"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
     # At most two exchanges: the site's own server, then one between the servers of all sites.
     near, *far = plan.exchanges
     beyond = len(far) == 1 and near.members in far[0].parties
     if len(far) > beyond or not {one.members for one in plan.waits} <= {one.members for one in plan.exchanges}:
-        return "through a parameter server goes one exchange of all in a step, and waits are for all"
+        return "with a parameter server, a step has one exchange of all workers, and waits for all of them"
     if (plan.waits or beyond) and near.payload is not Payload.DELTA:
         return "steps wait only for the clocks of workers that push their movements"
     return _refused_of_copy(near) or (_refused_between(far[0]) if beyond else None)
@@ -221,65 +221,65 @@ _SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
 
 def _refused_of_copy(one: Exchange) -> str | None:
     if one.select is not None or one.parties:
-        return "to a parameter server each worker sends all that it has, for itself"
+        return "each worker sends all entries to a parameter server, and only for itself"
     if one.quorum is not None:
         if one.payload is Payload.GRADIENT and one.merge == Mean():
             return None
         if one.payload is Payload.DELTA and one.moment is Moment.BACKGROUND and one.merge.served_step() is not None:
             return None
         return (
-            "of the first so many the parameter server averages gradients, by samples, and in the background takes an "
-            "outer step on movements"
+            "with a quorum, a parameter server averages gradients by samples, or takes an outer step on movements in "
+            "the background"
         )
     if one.payload is Payload.GRADIENT:
         return "a parameter server averages gradients only with a quorum per step"
     if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
         return None
-    return "through a parameter server go movements that are added, and parameters that are drawn to it, and it to them"
+    return "a parameter server adds movements, or moves its parameters and a worker's towards each other"
 
 
 def _refused_between(one: Exchange) -> str | None:
     if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.far.hubs or one.far.barrier_bytes:
         return "parameter servers of sites exchange significant entries, without hubs and without a barrier"
-    return _refused_picked(one) if one.merge == Add() else "parameter servers add what others tell them as it is"
+    return _refused_picked(one) if one.merge == Add() else "parameter servers only add the entries of other sites"
 
 
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
-        return "it leaves who is late behind, which only a parameter server can do"
+        return "it does not wait for late workers, which only a parameter server supports"
     if one.piece is not None and (
         one.moment is not Moment.STEP or one.parties or one.merge.combined is not Combined.MEAN
     ):
-        return "pieces of the parameters are averaged after the step, of each worker for itself"
+        return "pieces of the parameters are averaged after the step, among workers and not among parties"
     if one.select is not None:
         return _refused_picked(one)
     if one.payload is Payload.DELTA:
         mergeable = one.payload in one.merge.payloads and one.merge.combined is Combined.MEAN
         if mergeable and one.moment is Moment.STEP and not one.parties:
             return None
-        return "of movements in full the mean is merged, after the step, of each worker for itself"
+        return "full movements are merged by their mean, after the step, among workers and not among parties"
     if one.payload is Payload.GRADIENT:
-        return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
+        return None if one.merge == Mean() and not one.parties else "gradients are merged only by their weighted mean"
     kind = type(one.merge).__name__
     if one.merge.combined is Combined.SUM or one.payload not in one.merge.payloads:
         return f"{kind} does not merge parameters: take a mean, block momentum or an elastic pull"
     if one.merge.combined is Combined.CENTRE and one.background != Background(load=one.background.load):
         return f"{kind} returns a movement per replica, so it has no common outcome to write back"
     if one.moment is Moment.BACKGROUND and one.parties:
-        return "parties speak with one voice in the foreground only"
+        return "a party's joint contribution is supported in the foreground only"
     return None
 
 
 def _refused_picked(one: Exchange) -> str | None:
     if one.payload is not Payload.DELTA:
-        return "only of movements some entries are picked"
+        return "selected entries are supported for movements only"
     if one.moment is not Moment.STEP or not one.parties:
-        return "entries are picked and sent after the step, by parties that speak with one voice"
+        return "selected entries are sent after the step, one contribution for each party"
     if one.delay and not (one.select is not None and one.select.beside):
         return "a delay needs unsent entries that are kept outside of the replica"
     if one.merge.plain or one.merge == Add():
         return None
-    return "of picked entries the mean is taken, or they are added as they are"
+    return "selected entries are averaged or added"
 
 
 def _carried_near(facts: Facts | None) -> str:

@@ -14,11 +14,11 @@ class Decoupled(SyncPolicy):
     """Asynchronous local steps, with an outer step on the movements of a quorum (after Decoupled DiLoCo, 2026).
 
     Every ``every`` steps a learner sends its movement and trains on. When ``quorum`` of them have arrived, the copy
-    waits for a grace window: ``grace`` times the time between the first and the last arrival of the quorum, or until
-    all have sent. It then takes one outer step with Nesterov momentum on their mean, weighted by samples, and answers:
-    x ← copy + what the learner has moved since it sent. A later arrival counts in the next merge. A learner without an
-    answer continues, and sends more at the end of the block in which the answer arrived. The paper's code is not
-    public; the window and the handling of late arrivals are ours.
+    waits for a grace window, or until all have sent. The window is ``grace`` times the time between the first and the
+    last arrival of the quorum. The copy then takes one outer step with Nesterov momentum on their mean, weighted by
+    samples. The answer is x ← copy + the learner's movement since it sent. A later arrival counts in the next merge. A
+    learner without an answer continues, and sends more at the end of the block in which the answer arrived. The paper's
+    code is not public; the window and the handling of late arrivals are ours.
 
     Args:
         every: steps between two contributions of a learner.

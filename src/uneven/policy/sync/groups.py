@@ -76,7 +76,7 @@ class Digits(Grouping):
         base: members of a group, at least 2.
     """
 
-    reach = "as many exchanges as the number of workers has digits"
+    reach = "one exchange per digit of the number of workers"
 
     def __init__(self, *, base: int = 2) -> None:
         self.base = whole("digits", "base", base, least=2)
@@ -100,7 +100,7 @@ class RandomGroups(Grouping):
         seed: of the draw.
     """
 
-    reach = "a few exchanges, as chance will have it"
+    reach = "a few exchanges, a random number"
 
     def __init__(self, *, size: int | None = None, seed: int = 0) -> None:
         self.size = None if size is None else whole("random", "size", size, least=2)

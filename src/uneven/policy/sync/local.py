@@ -57,7 +57,7 @@ class LocalSGD(Blocks):
     """x_i ← mean of the replicas, weighted by samples, every few steps, after a warm-up of BSP (post-local SGD).
 
     Optimizer state stays with its worker. One step per block is BSP for plain SGD and for SGD with momentum, because
-    both are linear in the gradient; it is not for Adam or with clipping.
+    both are linear in the gradient. For Adam, or with clipping, it is not.
 
     Args:
         every: steps of a block.
@@ -106,7 +106,7 @@ class MA(Blocks):
 class AnyMerge(Blocks):
     """A merge of all workers' parameters every few steps, for custom merges that average their contributions.
 
-    The evaluated model is the outcome of the last exchange or, for a plain mean, the current mean.
+    The evaluated model is the outcome of the last exchange, or the current mean if the merge is a plain mean.
 
     Args:
         every: steps of a block.

@@ -31,7 +31,7 @@ KNOBS: tuple[tuple[type[SyncPolicy], str, tuple[Setting, ...]], ...] = (
 )
 
 # The models compared with a site's own model at home, and the accuracy they may lose by default. A mean can be as good
-# as BSP's model even if copies lose a quarter of their accuracy at other sites: each knows its own labels best.
+# as BSP's model even if copies lose a quarter of their accuracy at other sites. Each knows its own labels best.
 JUDGES = {"mean": 0.2, "copies": 0.05}
 
 

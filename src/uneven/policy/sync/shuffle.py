@@ -97,7 +97,7 @@ def _checked(inner: SyncPolicy) -> Facts:
             f"shuffle: under {inner!r} workers exchange with a server and not in groups: use "
             f"shuffle:ma:every={facts.every}"
         )
-    # Facts do not tell how parameters are merged, so look at the exchange at the end of the first block.
+    # Facts do not say how parameters are merged, so look at the exchange at the end of the first block.
     probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
     for exchange in inner.plan(probe).exchanges:
         if exchange.via is not Via.GROUP or not exchange.merge.plain:

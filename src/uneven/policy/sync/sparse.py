@@ -15,10 +15,10 @@ from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPol
 class SparseLocal(SyncPolicy):
     """Local steps, then the mean of the largest entries of their movements, with error feedback.
 
-    After the last step of a block each worker adds its movement to its unsent entries, sends the largest ones of each
-    chunk and keeps the rest. All workers continue from the start of the block plus the mean of the sent entries,
+    After the last step of a block each worker adds its movement to its unsent entries. It sends the largest ones of
+    each chunk and keeps the rest. All workers continue from the start of the block plus the mean of the sent entries,
     weighted by samples, so replicas are equal. This is the form of SparseLoCo (2025): top-k of chunks, values of 2
-    bits, error feedback, no outer momentum; the levels of the two bits are ours. Density 1 with 32 bits is local SGD.
+    bits, error feedback, no outer momentum. The levels of the two bits are ours. Density 1 with 32 bits is local SGD.
 
     With ``delay`` the workers train on during an exchange, and its outcome is added to their steps in between: x +=
     outcome − the replica when it was sent.

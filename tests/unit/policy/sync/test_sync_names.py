@@ -131,7 +131,7 @@ def test_shares_make_sense_where_workers_wait_for_each_other(policy: str, balanc
     why = compatible(policy, balancer)
     assert (why is None) == (policy in TOGETHER or balancer == "even")
     if why is not None:
-        assert f"balance = '{balancer}' decides nothing under sync = '{policy}'" in why
+        assert f"balance = '{balancer}' has no effect under sync = '{policy}'" in why
         assert "use balance = 'even' with it" in why
 
 
@@ -152,7 +152,7 @@ def test_the_nearest_policy_that_can_be_balanced_is_named_and_can_be(policy: str
 def test_objects_are_taken_too_and_a_policy_without_facts_is_left_alone() -> None:
     assert compatible(BSP(), LbBsp()) is None
     assert "sync = Shadow(inner=MA(every=8, by_samples=True), write" in str(compatible(Shadow(MA()), LbBsp()))
-    assert "balance = LbBsp decides" in str(compatible(Shadow(MA()), LbBsp()))
+    assert "balance = LbBsp has no effect" in str(compatible(Shadow(MA()), LbBsp()))
     assert compatible(Shadow(MA()), Even()) is None
     assert compatible(_Silent(), LbBsp()) is None
     with pytest.raises(UnknownNameError, match="'lb-bps'"):
@@ -212,7 +212,7 @@ def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> No
 def test_what_no_real_run_carries_is_refused_with_the_nearest_that_one_does(some: str) -> None:
     why = carried(some)
     assert why is not None
-    assert "sync = 'some' is not supported by real runs yet: to a parameter server each worker sends all" in why
+    assert "sync = 'some' is not supported by real runs yet: each worker sends all entries to a parameter server" in why
     assert "uneven simulate CLUSTER.toml --sync some" in why
     assert carried(why.split("train with sync = '")[1].split("'")[0]) is None
     with pytest.raises(ConfigError, match="is not supported"):
@@ -228,18 +228,18 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
 @pytest.mark.parametrize(
     ("one", "why"),
     [
-        (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
-        (replace(_MEAN, quorum=_FIRST), "leaves who is late behind"),
-        (replace(_MEAN, payload=Payload.DELTA, moment=Moment.BACKGROUND), "of movements in full"),
-        (replace(_MEAN, payload=Payload.DELTA, merge=OuterMovement(), parties=((0,), (1,))), "each worker for itself"),
-        (replace(_MEAN, payload=Payload.DELTA, merge=Add()), "the mean is merged"),
+        (replace(_MEAN, via=Via.SERVER), "a step has one exchange of all workers"),
+        (replace(_MEAN, quorum=_FIRST), "does not wait for late workers"),
+        (replace(_MEAN, payload=Payload.DELTA, moment=Moment.BACKGROUND), "full movements are merged by their mean"),
+        (replace(_MEAN, payload=Payload.DELTA, merge=OuterMovement(), parties=((0,), (1,))), "not among parties"),
+        (replace(_MEAN, payload=Payload.DELTA, merge=Add()), "full movements are merged by their mean"),
         (replace(_MEAN, piece=(0, 2), parties=((0,), (1,))), "pieces of the parameters are averaged"),
         (replace(_MEAN, piece=(0, 2), moment=Moment.BACKGROUND), "pieces of the parameters are averaged"),
-        (replace(_MEAN, select=Significant(0.1)), "only of movements"),
-        (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
+        (replace(_MEAN, select=Significant(0.1)), "for movements only"),
+        (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "one contribution for each party"),
         (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),
         (replace(_PICKED, delay=1), "unsent entries that are kept outside of the replica"),
-        (replace(_PICKED, merge=Add(0.5)), "the mean is taken, or they are added as they are"),
+        (replace(_PICKED, merge=Add(0.5)), "selected entries are averaged or added"),
         (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
         (
             replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, background=Background(lerp=True)),
@@ -248,7 +248,7 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
         (
             replace(_MEAN, payload=Payload.GRADIENT, moment=Moment.BACKWARD, merge=Mean(by_samples=False)),
-            "gradients are merged by their weighted mean only",
+            "gradients are merged only by their weighted mean",
         ),
     ],
 )
@@ -264,20 +264,29 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (StepPlan(exchanges=(_PUSH, _PUSH)), "one exchange of all in a step"),
-        (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits are for all"),
-        (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
-        (StepPlan(exchanges=(replace(_PUSH, quorum=_FIRST),)), "of the first so many the parameter server averages"),
+        (StepPlan(exchanges=(_PUSH, _PUSH)), "a step has one exchange of all workers"),
+        (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits for all of them"),
+        (
+            StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)),
+            "a parameter server adds movements, or moves its parameters",
+        ),
+        (StepPlan(exchanges=(replace(_PUSH, quorum=_FIRST),)), "with a quorum, a parameter server averages gradients"),
         (
             StepPlan(exchanges=(replace(_PUSH, merge=OuterMovement(), quorum=_FIRST),)),
-            "in the background takes an outer step on movements",
+            "takes an outer step on movements in the background",
         ),
         (
             StepPlan(exchanges=(replace(_PUSH, payload=Payload.GRADIENT, merge=Mean(), moment=Moment.BACKWARD),)),
             "only with a quorum per step",
         ),
-        (StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)), "all that it has, for itself"),
-        (StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)), "all that it has, for itself"),
+        (
+            StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)),
+            "all entries to a parameter server, and only for itself",
+        ),
+        (
+            StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)),
+            "all entries to a parameter server, and only for itself",
+        ),
         (
             StepPlan(
                 exchanges=(replace(_PUSH, payload=Payload.PARAMETERS, merge=Elastic(0.5)),), waits=(Wait((0, 1), 3),)
@@ -290,8 +299,8 @@ def test_what_a_shared_copy_does_not_carry_is_refused_by_what_it_is(plan: StepPl
     good = StepPlan(exchanges=(_PUSH,), waits=(Wait((0, 1), 3),))
     assert refused(good) is None
     assert refused(good, copy=True) is None
-    assert "through a parameter server, as its first steps did not" in str(refused(good, copy=False))
-    assert "among the workers, as its first steps did not" in str(refused(StepPlan(exchanges=(_MEAN,)), copy=True))
+    assert "through a parameter server, unlike its first steps" in str(refused(good, copy=False))
+    assert "among the workers, unlike its first steps" in str(refused(StepPlan(exchanges=(_MEAN,)), copy=True))
     assert why in str(refused(plan))
 
 
