@@ -127,7 +127,7 @@ class Preconditioner(Callback):
         self._lay_out(self._place())
 
     def _share(self, run: CallbackContext) -> float:
-        """Return f, measured if "auto"; 1 in elastic runs, where plain steps must need no other worker."""
+        """Return f, measured if "auto"; 1 in elastic runs, because plain steps there must need no other worker."""
         share = self.how.grad_worker_fraction
         if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
             raise ConfigError(
@@ -234,7 +234,7 @@ class Preconditioner(Callback):
         self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
         self._result_flat = self._like.new_zeros(self._result_layout.size)
         keepers, ranks = ([rank] * len(self._units), (rank,)) if self._replicated else (self._owner_of, self.members)
-        # One more number per rank, for the total weight of its sums.
+        # One more number per rank holds the total weight of its sums.
         self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
         for unit, keeper in enumerate(keepers):
             i, j = self._units[unit]
@@ -303,7 +303,7 @@ class Preconditioner(Callback):
         if refresh is None:
             return
         self._take_up(refresh)
-        # Elastic runs: lost owners' squares are decomposed by others, some of which may be lost in turn.
+        # Elastic runs: other workers decompose the squares of lost owners, and may be lost in turn.
         while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
             self._take_up(self._orphans(lost))
         self.renew_all()

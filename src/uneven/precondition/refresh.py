@@ -17,7 +17,7 @@ class Refresh:
     Args:
         calls: computations, by number.
         due: step at which results are used.
-        beside: whether to run in a background thread.
+        beside: run in a background thread.
         cost: of all calls, in the unit of the placement.
         clock_s: returns this worker's busy time.
     """

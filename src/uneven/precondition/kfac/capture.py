@@ -30,7 +30,7 @@ def find_layers(
         weights = [one for one in module._parameters.values() if one is not None]
         if isinstance(module, ParametrizationList) or not (weights or is_parametrized(module)):
             continue  # the note of the layer that owns such a list names it
-        why = "skipped, as asked for" if skipped(name) else _plain(module, weights, uses, stepped)
+        why = "skipped by skip_layers" if skipped(name) else _plain(module, weights, uses, stepped)
         if why is None:
             try:
                 found.append(Layer(name, module, numbers))
@@ -45,7 +45,7 @@ def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], s
     """Return why a module keeps its plain gradient, or None."""
     kind = type(module).__name__
     if not isinstance(module, nn.Linear | nn.Conv2d):
-        return f"{kind} is neither Linear nor Conv2d"
+        return f"{kind} is not a Linear or Conv2d"
     if {"weight", "bias"} - module._parameters.keys():
         return "its weight is computed from other parameters (weight_norm, a parametrization, pruning)"
     if isinstance(module, NonDynamicallyQuantizableLinear):
@@ -55,7 +55,7 @@ def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], s
     if not module.weight.requires_grad:
         return "its weight is frozen"
     if any(uses[id(one)] > 1 for one in weights):
-        return "its weight is tied to another layer's, so its inputs are not all that the gradient is made of"
+        return "its weight is tied to another layer's, so its inputs alone do not determine the gradient"
     if any(one.requires_grad and id(one) not in stepped for one in weights):
         return "another optimizer steps it"
     if isinstance(module, nn.Conv2d):

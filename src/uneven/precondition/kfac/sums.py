@@ -1,6 +1,6 @@
 """Flat sums of second moments, from which a layer's factors are computed.
 
-Each class stores as few numbers as it needs, and is linear: sums of several workers or steps may be added before
+Each class stores as few numbers as it needs. It is linear, so sums of several workers or steps may be added before
 :meth:`square` builds the matrix.
 """
 
@@ -195,7 +195,7 @@ def _terms(device: torch.device, *terms: tuple[float, dict[int, int]]) -> _Terms
 
 @functools.cache
 def _blocks(device: torch.device) -> _Terms:
-    """Return, for each pair of pixels of a patch, the sums that make up its second moment.
+    """Return the sums that make up the second moment of each pair of pixels of a patch.
 
     These are the autocorrelation at their distance, minus the lines if both are beyond a side, plus the corner that was
     subtracted twice. There are 31 sums: 15 of the image, 3 of each line (top, bottom, left, right), 4 corners; then the

@@ -1,4 +1,4 @@
-"""The costs of a preconditioner, for a cluster description."""
+"""The costs of a preconditioner in the form of a cluster description."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Sequence[int], owners: Sequence[int], ranks: Sequence[int], extra: int = 0) -> Layout:
-        """Lay out pieces of these ``sizes`` by their ``owners``, with ``extra`` numbers after each rank's pieces."""
+        """Arrange pieces of these ``sizes`` by their ``owners``, with ``extra`` numbers after each rank's pieces."""
         spans = [(0, 0)] * len(sizes)
         bounds, at = [], 0
         for rank in ranks:

@@ -122,7 +122,7 @@ class SOAP(Preconditioner):
         model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.01))
 
     It turns gradients into SOAP's steps, so the optimizer must be plain SGD without momentum, whose learning rate and
-    weight decay are SOAP's. L and R use gradients that are already averaged over all workers, so unequal shares change
+    weight decay are SOAP's. L and R use gradients that are already averaged over all workers. So unequal shares change
     nothing, layers need no hooks, and only bases and steps are exchanged. Weights with one axis get Adam's step.
 
     Args:
@@ -195,7 +195,7 @@ class SOAP(Preconditioner):
             else:
                 self.turned.append(RotatedAdam(name, weight, self._rates, self._like.dtype))
         if any(group.get("momentum") for group in optimizer.param_groups):
-            raise ConfigError("SOAP has momentum of its own: give the optimizer behind it none, SGD(…, momentum=0)")
+            raise ConfigError("SOAP has its own momentum: use an optimizer without momentum, SGD(…, momentum=0)")
         return list(self.turned)
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
@@ -222,7 +222,7 @@ class SOAP(Preconditioner):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _gather(self) -> dict[str, Tensor]:
-        """Add Adam's averages, each of which one column holds."""
+        """Add Adam's averages; one column holds each."""
         found = super()._gather()
         for what in ("momentum", "square"):
             for i in self._mine:
