@@ -24,7 +24,7 @@ from uneven.runtime import rundir
 from uneven.runtime.world import World
 
 CODE = "Session(...)"  # source of the values that the code gives
-ALONE = "a worker that is alone"  # source of the value that replaces a balancer for several workers
+ALONE = "a run with one worker"  # source of the value that replaces a balancer for several workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def join(
     balancer, policy = balancers.resolve(balance), policies.resolve(sync)
     check_carried(policy, tuple(range(world.size)), {})
     if callbacks and config.threads > 1:
-        raise ConfigError(f"callbacks with threads = {config.threads}: parts need threads = 1")
+        raise ConfigError(f"callbacks with threads = {config.threads}: callbacks need threads = 1")
     connection = connected(world, policy, balancer, config)
     with ExitStack() as undo:
         # Without this the others would wait for this worker until the time-out if the rest of the start fails.

@@ -285,7 +285,7 @@ class Session:
             drop_last: whether an incomplete last batch is left out. None means False, or as in the ``DataLoader``.
             sampler: draws the order of an epoch, the same on all ranks.
             batch_sampler: draws lists of at most ``global_batch_size`` indices; each is a global batch.
-            min_batch: least samples of this worker in an iteration. None is what the model needs: 2 with batch norm,
+            min_batch: least samples of this worker in an iteration. None means the model's minimum: 2 with batch norm,
                 else 1. :meth:`setup` may come before or after.
             max_batch: most samples of this worker, for instance as many as fit its memory; None for no limit.
             cost: of each sample: an array, or a function of its index. Batches are divided by cost, not by number.
@@ -304,7 +304,7 @@ class Session:
                 ``multiprocessing_context``, ``generator``.
 
         Raises:
-            DataError: the data set has neither a length nor a stream interface, the ``DataLoader`` cannot be taken
+            DataError: the data set has no length and no stream interface, the ``DataLoader`` cannot be taken
                 over, or options exclude each other.
             UnknownNameError: a keyword does not exist; the message offers the nearest one.
             ConfigError: the limits cannot be met, the batch is smaller than the number of workers, or the session is
@@ -376,8 +376,9 @@ class Session:
                 weight the gradients; nothing is balanced.
 
         Raises:
-            ConfigError: neither or both are given, or other ones than in the first step; there is a loader; the policy
-                takes samples asynchronously (``asp``, ``easgd``, …) and needs a loader; or the session is closed.
+            ConfigError: not exactly one of the two is given, or the first step had the other; there is a loader; the
+                policy takes samples asynchronously (``asp``, ``easgd``, …) and needs a loader; or the session is
+                closed.
             TrainingError: ``samples`` differ from the first step, or another step is under way.
         """
         with self._steps.step(global_batch_size, samples, self._begin) as own:
@@ -648,14 +649,14 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of this run as plain data, to be saved together with the model's state.
 
-        The state of any rank serves all. Ranks differ only in what their predictors have learnt and, if workers take
-        samples asynchronously, outside of :meth:`evaluation_model`, in the samples that they know to be left. If a
-        policy lets replicas differ, save models and optimizers on every rank to resume exactly, or save the model of
-        :meth:`evaluation_model`.
+        The state of any rank is enough. Ranks differ in the state of their predictors. If workers take samples
+        asynchronously, they also differ in the samples that they know to be left, except in :meth:`evaluation_model`.
+        If a policy lets replicas differ, save models and optimizers on every rank to resume exactly, or save the model
+        of :meth:`evaluation_model`.
 
-        A sample counts as used once an optimizer step includes it. After a restart the loader yields again: prefetched
-        batches, batches whose gradients are still in ``.grad`` and, in :meth:`evaluation_model` of a policy whose
-        workers meet at a center, those since the last exchange.
+        A sample counts as used once an optimizer step includes it. After a restart the loader repeats prefetched
+        batches, and batches whose gradients are still in ``.grad``. In :meth:`evaluation_model` of a policy whose
+        workers meet at a center, it also repeats those since the last exchange.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """

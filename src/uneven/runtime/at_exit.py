@@ -1,7 +1,7 @@
 """Finalizers that run while the program can still send messages: of sessions, and of connections to servers.
 
-At the end of a program, pyzmq stops the thread that owns the memory of messages sent without a copy, so no large
-message is sent after that. Objects' finalizers run later, so those registered here run before.
+At the end of a program, pyzmq stops the thread that owns the memory of messages sent without a copy. After that, no
+large message is sent. Objects' finalizers run later, so those registered here run before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that go away: they work for one minor version more, and warn."""
+"""Deprecated names: they work for one more minor version, with a warning."""
 
 from __future__ import annotations
 

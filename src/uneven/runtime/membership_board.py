@@ -66,7 +66,7 @@ class Board:
     def bury_silent(self, worker: int, limit_s: float) -> None:
         """Report to all that a worker was silent for too long, and how to allow more."""
         self.remove_member(
-            worker, f"it gave no sign of life for {limit_s:g} s; if its machine is only busy, raise --silence"
+            worker, f"it sent no heartbeat for {limit_s:g} s; if its machine is only busy, raise --silence"
         )
 
     def miss(self, workers: Iterable[int], what: str) -> None:

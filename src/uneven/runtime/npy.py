@@ -28,7 +28,7 @@ def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
 
 
 def load_arrays(file: Path | IO[bytes], names: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file by name, in their shapes and dtypes; all, or those in ``names``. Raises
+    """Return the named arrays of an ``.npz`` file, in their shapes and dtypes; all, or those in ``names``. Raises
     KeyError for an unknown name, and the errors of ``numpy.load``."""
     with (
         _reading,

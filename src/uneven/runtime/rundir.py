@@ -166,7 +166,7 @@ class Expendable(NamedTuple):
 
     stops: str = ""  # why they cannot continue without it; empty if they can
     timeout_s: float = RunConfig().timeout_s  # inactivity after which it counts as hanging
-    # it is between its first batch and its last, where a policy may do without a worker. Before and after that
+    # it is between its first batch and its last; a policy may do without a worker then. Before and after that
     # workers meet, so a death stops them under any policy.
     training: bool = True
     # it may wait for something outside the run (a user, a download) after the others have ended; then only a
@@ -175,7 +175,8 @@ class Expendable(NamedTuple):
 
 
 def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = None) -> None:
-    """Tell the launcher whether the others can continue without this worker from now on. If that cannot be written, the
+    """Report to the launcher whether the others can continue without this worker from now on. If that cannot be
+    written, the
     mark is removed: a death without a mark stops the others."""
     unfinished = run_directory / f"expendable-{rank}.part"
     with _spared(unfinished, f"the death of rank {rank} would end the others, too"):

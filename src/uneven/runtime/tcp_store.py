@@ -1,4 +1,4 @@
-"""Key-value stores in other processes, for the rendezvous of an elastic run's members."""
+"""Key-value stores in other processes, through which the members of an elastic run meet."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ RUN_VARIABLE = "UNEVEN_RUN"
 """Set by ``uneven run``: the run directory, with the command line's settings and the journal."""
 
 READY_VARIABLE = "UNEVEN_READY"  # Set to 1 by a launcher that waits for every worker's report that its training starts
-WORLD_VARIABLE = "UNEVEN_WORLD"  # Set by ``uneven emulate`` to "emulated", for the journal
+WORLD_VARIABLE = "UNEVEN_WORLD"  # Set by ``uneven emulate`` to "emulated"; the journal records it
 
 NODE_VARIABLE = "UNEVEN_NODE"
 """Set by ``uneven emulate``: the name of this worker's node, instead of the machine's name."""
@@ -48,8 +48,8 @@ worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
 
 
 SHARE_VARIABLE = "UNEVEN_SHARE"
-"""Set by ``uneven run --shares`` and ``uneven emulate``: this worker's cores, for the journal; with commas, one entry
-per local worker."""
+"""Set by ``uneven run --shares`` and ``uneven emulate``: this worker's cores, which the journal records; with commas,
+one entry per local worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ def report_failures() -> None:
         if advice := _way_out(error):
             error.add_note(advice)
         path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "".join(traceback.format_exception(error))
-        # For the launcher, with the time: when one worker fails, its peers fail a moment later because it is
-        # missing, and the times show which failure came first.
+        # For the launcher, with the time. When one worker fails, its peers fail a moment later because it is missing;
+        # the times show which failure came first.
         if path:
             extra = {"error": kind.__name__, "timestamp": time.time(), "py_callstack": text}
             message = {"message": {"message": f"{kind.__name__}: {error}", "extraInfo": extra}}

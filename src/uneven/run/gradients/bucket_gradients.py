@@ -85,13 +85,13 @@ class BucketGradients(ExchangedSteps):
     groups: Callable[[], Meeting | None] | None = None
     _options: dict[str, Any] = field(default_factory=dict)  # of DDP
     _lanes: list[_Lane] = field(default_factory=list)
-    _pieces: list[RoundTensor] = field(default_factory=list)  # in the exchange under way, one for each lane so far
+    _pieces: list[RoundTensor] = field(default_factory=list)  # in the exchange under way; one for each used lane
     _behind: list[RoundTensor] = field(default_factory=list)  # behind them
     _synchronise: bool = True
     _pass: int = -1  # torch's number of the backward pass under way
     _prepared: bool = False  # whether DDP expects gradients to exchange
     _handles: list[RemovableHandle] = field(default_factory=list)
-    _several: bool = False  # parts of the model are called, and no pass shows which of them the next loss is made of
+    _several: bool = False  # parts of the model are called, and no pass shows which of them the next loss uses
 
     def averaging(self, plan: StepPlan) -> Members | None:
         if self.groups is None:
@@ -216,8 +216,8 @@ class BucketGradients(ExchangedSteps):
 
     def _prepare_again(self) -> None:
         """Prepare DDP for a second backward pass on one forward pass, or one through several parts."""
-        # Without this, DDP would leave the new gradients local. The exchange averages earlier gradients once more, but
-        # these are equal on all ranks, so they do not change if the weights add up to 1.
+        # Without this, DDP would leave the new gradients local. The exchange averages earlier gradients once more.
+        # These are equal on all ranks, so they do not change if the weights add up to 1.
         assert self._ddp is not None
         leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:

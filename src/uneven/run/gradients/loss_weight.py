@@ -169,8 +169,8 @@ class PassCounts:
     def _refuse_passing(self) -> None:
         if self._passing:
             raise TrainingError(
-                "session.loss_mean or session.loss_sum inside of session.microbatches, of which workers take unequally "
-                "many: put it around them, with the count of the whole batch, and divide each pass's sum by that count"
+                "session.loss_mean or session.loss_sum inside of session.microbatches: workers take different numbers "
+                "of those. Put it around the loop, with the whole batch's count, and divide each pass's sum by it"
             )
 
     @contextmanager

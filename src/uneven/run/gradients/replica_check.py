@@ -76,7 +76,7 @@ class ReplicaCheck:
     """Compares this worker's replica with those of others after an exchange of gradients, in selected iterations.
 
     Args:
-        buffers: returns the buffers, by name, that forward passes must not write.
+        buffers: returns the named buffers that forward passes must not write.
         total: replaces a tensor by its sum over all ranks.
     """
 

@@ -23,7 +23,7 @@ from uneven.run.gradients.replica_check import differing, digests
 from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
 from uneven.run.lines.traffic import bytes_of_sum
 
-# The part of its norm by which a buffer that no pass has written may differ between ranks: the compared sums have 16
+# The part of its norm by which a buffer that no pass has written may differ between ranks. The compared sums have 16
 # digits, and subtracting their squares loses half of them.
 _SAME = 1e-6
 
@@ -66,7 +66,7 @@ class BatchStatistics:
         self._moving: list[torch.Tensor] = []
 
     def others(self) -> dict[str, torch.Tensor]:
-        """Return the buffers that are not averaged, by name, in their own shapes."""
+        """Return the named buffers that are not averaged, in their own shapes."""
         return {name: self._found(*at) for name, at in self._others.items()}
 
     def _choose(self) -> None:

@@ -44,7 +44,7 @@ class _Layer:
     def before(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self._last = not args[0].requires_grad
         entered = _LeaveLayer.apply(args[0], self._inverse(), self._observer)
-        # The layer's wait for other ranks counts as communication: otherwise a fast worker that waits here would look
+        # The layer's wait for other ranks counts as communication. Otherwise a fast worker that waits here would look
         # as slow as the one it waits for, and nothing would be balanced.
         self._observer.ready()
         return (entered, *args[1:])

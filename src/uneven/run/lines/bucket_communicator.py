@@ -40,7 +40,7 @@ class GradientCommunicator(Communicator, Protocol):
         Returns the words of each round; None if a worker had to wait for its device to read them."""
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
-        """Send one tensor; ``into`` is memory of its size, for a sum that does not replace it."""
+        """Send one tensor; ``into`` is memory of its size that holds the sum if it does not replace the tensor."""
 
     def nonfinite(self) -> bool:
         """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""

@@ -5,12 +5,12 @@ repeated. The sums of the last exchange are kept until the current one is comple
 the last one at a loss. Two exchanges take turns in this memory.
 
 The sums of gradients are not kept. After them each member sends all others a few numbers. A member with the numbers of
-all knows that all have the sums, and may change them; a member that lacks a number still has its own sums. So only
+all knows that all have the sums, and may change them. A member that lacks a number still has its own sums. So only
 these numbers are kept.
 
 One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
-sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on the next
-generation (:mod:`uneven.policy.core.membership`). Then they sum again, or a member that has the sums sends them.
+sums of callbacks on their lines. So members are at most one exchange apart. When one fails, the members agree on the
+next generation (:mod:`uneven.policy.core.membership`). Then they sum again, or a member that has the sums sends them.
 
 If members exchange in groups, each sums on its own process group, and one sum over all members confirms. So a loss is
 repaired the same way, and all learn of it at one exchange. A member does not keep the pieces of others

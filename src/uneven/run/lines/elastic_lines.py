@@ -1,4 +1,4 @@
-"""Lines of parts in an elastic run: their sums survive the loss of a member.
+"""Lines of callbacks in an elastic run: their sums survive the loss of a member.
 
 All lines share one communicator (:mod:`uneven.run.lines.elastic_communicator`), so one exchange must finish before the
 next starts. If a worker is lost, all members have the same sum, with or without its tensor; a gather and an all-to-all
@@ -60,7 +60,7 @@ class ElasticLines(Lines):
 class _ElasticCarrier:
     def __init__(self, rounds: ElasticCommunicator, members: Callable[[], Members]) -> None:
         self._rounds = rounds
-        self._members = members  # as the parts know them: perhaps not the newest
+        self._members = members  # as the callbacks know them: perhaps not the newest
 
     def sum(self, tensor: Tensor) -> Work:
         return self._sum("a sum on a line", tensor)
@@ -88,7 +88,7 @@ class _ElasticCarrier:
         return self._swap("an all-to-all on a line", outgoing, incoming)
 
     def _swap(self, what: str, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
-        there = self._members()  # before the round begins: it may begin with other members than the parts know of
+        there = self._members()  # before the round begins: it may begin with other members than the callbacks have
         self._rounds.begin(RoundPlace(what))
         pieces = dict(zip(there, outgoing, strict=True)), dict(zip(there, incoming, strict=True))
         self._rounds.swap(lambda members: pieces)

@@ -89,7 +89,7 @@ def new_group(
     group: dist.ProcessGroup = dist.new_group(those, timeout=limit, backend=backend)
     if (those is None or dist.get_rank() in those) and "gloo" in dist.get_backend_config(group):
         # gloo returns when this member's own connections are up. If it closed the group immediately, as after an error,
-        # a member that still connects would fail, and this one would wait for it in its next group.
+        # a member that still connects would fail. This one would then wait for it in its next group.
         sum_now(torch.zeros(1), group)
     return group
 

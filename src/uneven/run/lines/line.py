@@ -215,7 +215,7 @@ class Lines(ABC):
             if other != mine:
                 raise ConfigError(
                     f"line {name!r} is opened on rank {self.rank} while rank {rank} opens {json.loads(other)}: every "
-                    f"worker must attach the same parts in the same order, and open the same lines"
+                    f"worker must attach the same callbacks in the same order, and open the same lines"
                 )
         with self._waiting(f"opening line {name!r}"):
             carrier = self._carrier(those)

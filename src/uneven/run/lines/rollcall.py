@@ -41,7 +41,7 @@ class RollCall:
 
     Args:
         meeting: prefix of this meeting's keys in the store.
-        timeout_s: the time-out of the exchanges, for the message.
+        timeout_s: the time-out of the exchanges; the message names it.
 
     Attributes:
         place: the exchange in which this worker waits now; "" outside of all.

@@ -1,4 +1,5 @@
-"""Lines among threads of one process: the public double for tests of parts, and the lines of a single-process run."""
+"""Lines among threads of one process: the public double for tests of callbacks, and the lines of a single-process
+run."""
 
 from __future__ import annotations
 

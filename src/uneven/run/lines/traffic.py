@@ -51,7 +51,7 @@ class TrafficBook:
         return sum(now.sent_bytes for line, now, _ in self._lines if wanted(line))
 
     def records(self, rank: int, iteration: int, at_s: float) -> Iterator[LineRecord]:
-        """Yield the traffic since the last call, for each line that was used; ``at_s`` is Unix time."""
+        """Yield the traffic of each used line since the last call; ``at_s`` is Unix time."""
         for line, now, noted in self._lines:
             # Read once, because another thread may add to them.
             exchanges, sent_bytes, waited_s = now.exchanges, now.sent_bytes, now.waited_s

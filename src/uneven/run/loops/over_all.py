@@ -50,7 +50,7 @@ class MendedEvaluation:
 
     The others repeat the counts of a worker that is lost in it. Every worker takes its batches from a counter in the
     store and records them there. When the counter has reached its end, all workers sum their totals. They know whose
-    totals are in the sum, and so which samples no worker has counted: these are dispatched in another round, until none
+    totals are in the sum, and so which samples no worker has counted. These are dispatched in another round, until none
     are left.
 
     Args:

@@ -20,7 +20,7 @@ from uneven.run.step.loop import StepLoop
 def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) -> Iterator[Any]:
     """Yield the batch in pieces of at most ``most`` samples, as equal as possible; whole if None.
 
-    All but the last pass leave their gradients in ``.grad``; see :meth:`uneven.Session.passes`.
+    All but the last pass leave their gradients in ``.grad``; see :meth:`uneven.Session.microbatches`.
     """
     samples = _rows(batch)
     passes = 1 if most is None else -(-samples // most)

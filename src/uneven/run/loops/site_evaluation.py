@@ -1,4 +1,4 @@
-"""Models that visit other sites, for a policy that measures their loss of accuracy there (SkewScout)."""
+"""Models that visit other sites, so that a policy can measure their loss of accuracy there (SkewScout)."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class SiteEvaluation(Callback):
             self._run.tell(
                 "scout",
                 f"{policy.knob} = {after:g} after {before:g}: models lose {100 * loss:.1f} points "
-                f"{'when their mean is taken' if means else 'at other sites'}, and {100 * share:.1f} % of what BSP "
-                f"sends was sent",
+                f"{'when their mean is taken' if means else 'at other sites'}, and the bytes sent are "
+                f"{100 * share:.1f} % of BSP's",
             )
 
     def _mean(self, speaks: bool) -> torch.Tensor:

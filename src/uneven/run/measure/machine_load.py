@@ -1,4 +1,4 @@
-"""The load of the machine and of this process, from psutil and, for a GPU, NVML."""
+"""The load of the machine and of this process, from psutil and (for GPUs) NVML."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ _MOST, _PATIENCE_S = 32, 1.0  # iterations that may wait to be read, and seconds
 # limit is _LASTING times the mean difference: with large noise a change is not larger, but it lasts.
 _USUAL, _SPREADS, _LASTING, _NEWEST = 0.22, 2.5, 1.5, 0.1
 
-# Without exchanges, processor time is read every this many iterations: with a hundred threads the kernel takes as long
-# for the answer as all other measuring.
+# Without exchanges, processor time is read only once in this many iterations. With a hundred threads the kernel takes
+# as long for the answer as all other measuring.
 _KNOWN_EVERY = 8
 
 
@@ -296,8 +296,8 @@ class Meter:
         ``acts``."""
         if not self._closed or len(self._closed) >= _MOST:
             return bool(self._closed)
-        # Right after a step the caches hold the model: reading several usual iterations together costs as much as
-        # reading one, and delays the detection of a change by nothing.
+        # Right after a step the caches hold the model, so reading several usual iterations together costs as much as
+        # reading one. It does not delay the detection of a change.
         newest = self._closed[-1]
         if not self._clock.passed(newest.end):
             return False

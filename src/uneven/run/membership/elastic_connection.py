@@ -1,4 +1,5 @@
-"""The connection of an elastic run: all messages except tensors pass the store, where no process group can break."""
+"""The connection of an elastic run: all messages except tensors pass the store, which needs no process group that could
+break."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class PeerConnections:
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=self._family, backlog=64)
         self._listener.setblocking(False)
-        self.address = f"{host} {self._listener.getsockname()[1]}"  # host and port, for the others
+        self.address = f"{host} {self._listener.getsockname()[1]}"  # host and port that the others connect to
         self._selector = selectors.DefaultSelector()
         self._lines: dict[int, tuple[str, socket.socket]] = {}
         self._ended: set[int] = set()  # workers whose first connection has ended
@@ -66,11 +66,11 @@ class PeerConnections:
                 continue
             if refused and worker in self._ended:
                 found.append(worker)
-            if refused:  # never connected before: perhaps a firewall refuses, not the worker's kernel
+            if refused:  # never connected before: perhaps a firewall rejects, not the worker's kernel
                 self._selector.unregister(line)
                 continue
-            # A router may drop an idle connection, so a closed one is opened again. Only a refusal after that means the
-            # process ended.
+            # A router may drop an idle connection, so a closed one is opened again. Only a rejection after that means
+            # the process ended.
             self._ended.add(worker)
             self._drop(worker)
             self._open(worker, address)
@@ -129,7 +129,8 @@ class FailureDetector:
     """Send this worker's heartbeats, check the others', and notice workers that ask to join; a background thread.
 
     A launcher reports the death of its workers. This thread finds a process that was stopped or cut off by its
-    heartbeats, and one that died together with its launcher by its connection (:class:`.connections.PeerConnections`).
+    missing heartbeats. It finds one that died together with its launcher by its connection
+    (:class:`.connections.PeerConnections`).
 
     Args:
         silence_s: how long heartbeats may be missing before a member counts as failed; 0 means no limit.

@@ -115,7 +115,7 @@ class Membership:
     def agree(self, said: Statement) -> Generation:
         """End this generation and return the next one, without members that have failed.
 
-        Raises LeftOut if the others counted this worker as failed, and PeerError if a member that is alive sends no
+        Raises LeftOut if the others counted this worker as failed. Raises PeerError if a member that is alive sends no
         statement in time, the store has ended or too few members are left.
         """
         old = self.generation
@@ -183,7 +183,7 @@ class Membership:
     def _left_out(self, new: Generation) -> LeftOut:
         why = new.why.get(str(self.worker), "")
         return LeftOut(
-            f"worker {self.worker} was left out, and the others have gone on without it ({why}): it was stopped, "
+            f"worker {self.worker} was removed, and the others have continued without it ({why}): it was stopped, "
             f"or cut off from them; start a new one with `uneven run --join`"
         )
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from uneven.errors import ConfigError
 from uneven.run.model.batch_norm import batch_norms
 
-# Classes of modules, and of owners of their hooks, that exchange gradients or parameters. Compared by name, because
+# Classes of modules, and of owners of their hooks, that exchange gradients or parameters. Names are compared, because
 # importing torch's classes takes half a second that most runs do not need.
 _EXCHANGERS = {
     "DistributedDataParallel": "DistributedDataParallel averages its gradients",
@@ -174,7 +174,7 @@ def _exchangers(model: nn.Module) -> Iterator[str]:
                 yield f"the model{f' ({path})' if path else ''} is wrapped already: {_EXCHANGERS[base.__name__]}"
     for name, parameter in model.named_parameters():
         if _is(parameter, "DTensor"):
-            yield f"parameter {name} is a DTensor, of which each rank holds a part"
+            yield f"parameter {name} is a DTensor with a part on each rank"
 
 
 def describe_model(model: nn.Module) -> dict[str, str]:

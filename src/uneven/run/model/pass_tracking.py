@@ -214,8 +214,8 @@ class ModelWatch:
     def _refuse_batch_of_another(self) -> None:
         if torch.is_grad_enabled():
             raise ConfigError(
-                "this batch is from the loader of another session in this process: train a model on batches of its "
-                "own session's loader, put both models into one nn.Module and one session, or close the other one"
+                "this batch is from the loader of another session in this process: train a model on the batches of one "
+                "session only, put both models into one nn.Module and one session, or close the other one"
             )
 
 

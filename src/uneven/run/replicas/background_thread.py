@@ -43,7 +43,7 @@ _CREDIT_S = 1.0
 class OverheadBudget:
     """The overhead of one worker's steps: how much longer than undisturbed ones they are, and how much that may be.
 
-    It counts overhead of any origin: an exchange takes processors, caches and the interpreter's lock, and the kernel
+    It counts overhead of any origin. An exchange takes processors, caches and the interpreter's lock. The kernel
     charges its work for arriving packets to the process that runs at that moment. With a spare processor it is near 0.
     """
 

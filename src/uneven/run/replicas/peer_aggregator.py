@@ -179,7 +179,7 @@ class PeerAggregator(Aggregator):
 
     @property
     def _alone(self) -> bool | None:
-        """False if a worker takes part also if its group is only itself; None if its members tell."""
+        """False if a worker takes part also if its group is only itself; None if its members decide."""
         return False if self.lines.waited is not None and self.lines.waited.rounds.lonely else None
 
     def _total(

@@ -83,8 +83,8 @@ class Given(NamedTuple):
 class _Room(NamedTuple):
     """Memory in which one thread computes its exchanges."""
 
-    # Reused, because new pages cost the processor more than the computation: an exchange of 4 MB took 20 ms with a new
-    # vector for each result, and takes 9 ms now, 4 of them in gloo.
+    # Reused, because new pages cost the processor more than the computation. An exchange of 4 MB took 20 ms with a new
+    # vector for each result; it takes 9 ms now, 4 of them in gloo.
     own: Tensor
     more: Tensor
     total: Tensor
@@ -167,7 +167,7 @@ class Replica:
                     return f"movements are merged by {one.merge!r}, which none of the first steps announced"
             elif one.merge.keeps and type(one.merge) is not type(self._merge):
                 kind = type(one.merge).__name__
-                return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
+                return f"{kind} keeps state from the beginning on, and none of the first steps announced it"
             elif one.payload is Payload.PARAMETERS and (one.piece or (0, 0))[1] != self._pieces:
                 return f"it exchanges {one.piece or 'all parameters'}, but the first steps cut them differently"
         return None

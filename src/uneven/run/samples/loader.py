@@ -39,10 +39,10 @@ class LoaderCalls:
     Attributes:
         enter: before the place in the run is read; a worker that joins has none before it is let in.
         begin: just before a batch is yielded, with its part.
-        end: at the end of that iteration: the next batch is requested (and not loaded yet), or the loop is left, which
-            its argument tells. Each ``begin`` gets exactly one ``end``.
+        end: at the end of that iteration: the next batch is requested (and not loaded yet), or the loop is left, as its
+            argument says. Each ``begin`` gets exactly one ``end``.
         settle: after a pass over an epoch, before its requeued samples are read.
-        over: when the epoch has no more batches.
+        over: at the end of the epoch.
     """
 
     enter: Callable[[], None] = _nothing
@@ -102,12 +102,12 @@ class BalancedLoader:
         self._plan = division.plan(asked)
         self._source = open_source(asked, division, self._plan, self._hands.unused)
         self._before = Cursor()
-        self._handed: Portion | None = None  # since then; a cursor is made of it where somebody asks
+        self._handed: Portion | None = None  # since then; converted to a cursor on request
         self._resumed = False
-        self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
+        self._reached = 0  # the script's epoch when the loaded state was saved; its cursor may be in an earlier one
         self._closed = False
         self._running: weakref.ref[Generator[Any, None, bool]] | None = None
-        self._begun = Cursor()  # where the newest pass did
+        self._begun = Cursor()  # the start of the newest pass
         self._fresh = False  # whether it has handed out nothing yet
 
     def __len__(self) -> int:
@@ -155,8 +155,8 @@ class BalancedLoader:
 
     @property
     def ended(self) -> bool:
-        """True if all batches of the current epoch were yielded; always False for streams and elastic runs, where it
-        is unknown."""
+        """True if all batches of the current epoch were yielded; always False for streams and elastic runs, because it
+        is unknown there."""
         length = self._source.length
         if length is None or self._book is not None:
             return False
@@ -256,7 +256,7 @@ class BalancedLoader:
         """End the iteration under way and stop reader processes that ``persistent_workers`` keeps."""
         if self._closed:
             return
-        # Without `close`, readers of a loader in a reference cycle end only at garbage collection, where torch waits
+        # Without `close`, readers of a loader in a reference cycle end only at garbage collection, and torch waits
         # seconds for each.
         if (left := self._suspended()) is not None:
             left.close()
@@ -366,8 +366,8 @@ class BalancedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`: the next ``for`` finishes the epoch with exactly the unused samples.
 
-        There may be none: a state taken after the last step of an epoch still belongs to that epoch, because the
-        script's work after the loop (a scheduler's step, an evaluation) has not happened yet. The number of ranks and
+        There may be none: a state taken after the last step of an epoch still belongs to that epoch. The script's work
+        after the loop (a scheduler's step, an evaluation) has not happened yet. The number of ranks and
         the global batch may have changed; schema, seed, ``shuffle`` and the length of the data set must be the same.
 
         Raises:

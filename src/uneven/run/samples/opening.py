@@ -103,13 +103,13 @@ class LoaderOptions:
             raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")
         if type(self.ahead) is not int or self.ahead < 0 or (self.ahead and self.ids is None):
             raise DataError(
-                f"ahead = {self.ahead!r}: give a number of batches, 0 or more, and ids=, a function of a batch: what "
-                f"is to be asked for when it has been read"
+                f"ahead = {self.ahead!r}: give a number of batches, 0 or more, and ids=, a function that "
+                f"returns the ids of a batch, whose rows are requested ahead"
             )
         if self.ahead and is_stream(self.dataset):
             raise DataError(f"ahead = {self.ahead} of a stream: its batches are cut when they are handed out; use 0")
         if self.cost is None and self.padded:
-            raise DataError("padded=True says how costs add up: give cost=, what each sample costs")
+            raise DataError("padded=True needs cost=, the cost of each sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,8 @@ Unused = Callable[[], Sequence[Portion]]
 
 
 def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> BatchSource:
-    """Return the batch source of one rank. Raises DataError if the data set is empty or neither indexed nor
-    iterated, or if options exclude each other."""
+    """Return the batch source of one rank. Raises DataError if the data set is empty, has no index and no iterator, or
+    if options exclude each other."""
     stream = is_stream(asked.dataset)
     if asked.batch_size < division.workers * asked.lower:
         raise DataError(
@@ -218,7 +218,7 @@ def _check_cost(asked: LoaderOptions, division: Division, stream: bool) -> None:
     moving, counted = division.book is not None, division.counter is not None
     if asked.cost is not None and (stream or moving or counted):
         where = "a stream" if stream else "an elastic run" if moving else "samples taken at each worker's own pace"
-        raise DataError(f"cost with {where}: who takes which samples of a batch cannot be known there; leave it out")
+        raise DataError(f"cost with {where}: the worker of each sample is unknown there; leave it out")
 
 
 def _checked_length(asked: LoaderOptions) -> int:

@@ -39,8 +39,8 @@ class EpochOrders:
     """The orders of all epochs.
 
     Attributes:
-        kind: how they are made, for a state that must fit: "" shuffled or sorted, "keyed" if there are too many to
-            keep, "sampler" and "batches" for the script's samplers.
+        kind: how they are made, which a loaded state must match: "" shuffled or sorted, "keyed" if there are too many
+            to keep, "sampler" and "batches" for the script's samplers.
     """
 
     kind = ""

@@ -19,7 +19,7 @@ class BatchSource(ABC):
 
     length: int | None = None  # samples in an epoch; None if unknown before its end
     batches: int | None = None  # global batches in an epoch, if a sampler defines them; otherwise None
-    kind = ""  # how samples are ordered, for a state that must fit; see `state`
+    kind = ""  # how samples are ordered, which a loaded state must match; see `state`
     lookahead = 0  # batches whose indices are drawn after the last yielded one
     reads_along = False  # whether this process reads batches between the user's steps
     alike = ""  # fingerprint of other options that must be the same on all ranks

@@ -39,7 +39,7 @@ _NUMPY_HAS = frozenset(
 
 
 def is_stream(dataset: object) -> bool:
-    """Return whether ``dataset`` is iterated instead of indexed; raises DataError if neither is possible."""
+    """Return whether ``dataset`` is iterated instead of indexed; raises DataError if both are impossible."""
     if isinstance(dataset, IterableDataset):
         return True
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -155,7 +155,7 @@ class _Comparer(_Packer):
 
 
 def pack(sample: Any, packer: type[_Packer] = _Packer) -> bytes:
-    """Return one sample as bytes, for the way from our reader process to its parent only."""
+    """Return one sample as bytes that only our reader process sends to its parent."""
     buffer = io.BytesIO()
     packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
     return buffer.getvalue()

@@ -1,11 +1,11 @@
 """Fingerprints by which ranks check that they read the same samples.
 
-If each rank shards a stream for itself, or shuffles it without a common seed, it trains on a part of the samples, some
+If each rank shards a stream separately, or shuffles it without a common seed, it trains on a part of the samples, some
 of them repeatedly. But random augmentation makes samples differ on ranks that read the same stream. So the members of a
 sample (a tuple or a dictionary) are compared separately. Streams are the same if one member that differs between
 samples, such as a label or a name, is the same on all ranks in all of the first samples; or if every member is.
 
-The same check finds an indexed data set that each rank has split or shuffled for itself, by a few samples spread over
+The same check finds an indexed data set that each rank has split or shuffled separately, by a few samples spread over
 it. They are read twice: a member that changes then is random, and is not compared.
 """
 

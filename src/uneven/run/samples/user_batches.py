@@ -1,7 +1,7 @@
 """Steps of a script that draws its batches itself: they define the number of samples and the end of each step.
 
-The session does not know the samples. So epochs do not end, the script must see to it that every sample is used once,
-and the samples of a lost worker are not requeued: a step is the mean over the samples of the remaining workers.
+The session does not know the samples. So epochs do not end, and the script must ensure that every sample is used once.
+The samples of a lost worker are not requeued: a step is the mean over the samples of the remaining workers.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class _OwnGroup:
         return c10d.PrefixStore(self._meeting, place.store)
 
     def roll(self, world: World, timeout_s: float) -> RollCall:
-        """Return the roll call of the ranks, for a session's process group or for one that the user made."""
+        """Return the roll call of the ranks of a session's process group, or of one that the user made."""
         if self.users and self._place is not None:
             return RollCall(self._place, self._meeting, world.rank, world.size, timeout_s)
         return RollCall(MeetingPlace(c10d._get_default_store()), "uneven", world.rank, world.size, timeout_s)
@@ -166,11 +166,11 @@ class Connection:
                 self.roll.place = ""
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
-        """Return the factory of lines to the other workers, for the parts of a step.
+        """Return the factory of the callbacks' lines to the other workers.
 
         Args:
             meter: counts the time that this worker waits.
-            refusal: the reason if no line can be opened.
+            refusal: why no line can be opened, if so.
         """
         roll = self.roll
         if roll is None:
@@ -260,7 +260,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
     if _own.users:
         # A session lives as long as its model, in a cycle of references. One that the script has dropped ends now, on
-        # all ranks: otherwise one rank would use its group again, and another one would wait for all in a new group.
+        # all ranks. Otherwise one rank would use its group again, and another one would wait for all in a new group.
         gc.collect()
     if not dist.is_initialized():
         _join(world, timeout_s)

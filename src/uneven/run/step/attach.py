@@ -166,7 +166,7 @@ def attach(
 def _no_shards(context: Context, out: Outlook) -> str:
     """Return why this run does not support sharded models; "" if it does."""
     if context.participants.changes:
-        return "in an elastic run: who is lost takes its part of the model along; leave --elastic out"
+        return "in an elastic run: a lost worker takes its part of the model with it; leave --elastic out"
     if by_server(context.policy, context.members, context.sites) or not out.gradients_of_all(context.members):
         return (
             f"under sync = {describe(context.policy)}: workers have replicas there that differ, and torch keeps one "

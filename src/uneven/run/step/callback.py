@@ -114,7 +114,7 @@ class CallbackContext:
 class Callback:
     """The base of all callbacks. Every method is empty; override those that you need.
 
-    Every worker must have the same callbacks in the same order, with the same exchanges: if a callback waits for
+    Every worker must have the same callbacks in the same order, with the same exchanges. If a callback waits for
     tensors in a moment, the same callback on the other members must send them in that moment of the same step.
     """
 
@@ -131,7 +131,7 @@ class Callback:
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         """Called before ``optimizer`` makes its step. If the policy averages gradients, ``.grad`` holds the mean
-        over all workers, so a callback must make the same changes to it on all of them."""
+        over all workers. So a callback must make the same changes to it on all of them."""
 
     def after_step(self, step: Step) -> None:
         """Called when the next batch is requested or the epoch has ended, but not if an error left the loop in the

@@ -141,7 +141,7 @@ class Callbacks:
                 # Fails now, with the callback's name, rather than when the checkpoint is written.
                 json.dumps(plain[one.name])
             except (TypeError, ValueError) as error:
-                why = f"the state of callback {one.name!r} is neither plain data nor tensors: {error}"
+                why = f"the state of callback {one.name!r} is not plain data or tensors: {error}"
                 raise CheckpointError(why) from error
             if (key := _no_text(state)) is not None:
                 why = f"the state of callback {one.name!r} has the key {key!r}: keys must be texts, as in JSON"

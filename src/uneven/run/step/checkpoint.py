@@ -33,8 +33,8 @@ class State:
     control: dict[str, Any] = field(default_factory=dict)  # of the slow loop
     agreement: dict[str, Any] = field(default_factory=dict)  # of the policy and its merges
     vectors: dict[str, Tensor] = field(default_factory=dict)  # of the policy: centre or momentum, flat, of model size
-    parts: dict[str, Any] = field(default_factory=dict)  # of the parts given to the session
-    tensors: dict[str, Tensor] = field(default_factory=dict)  # of the parts
+    parts: dict[str, Any] = field(default_factory=dict)  # of the callbacks given to the session
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # of the callbacks
 
 
 def pack(state: State) -> dict[str, Any]:

@@ -8,15 +8,15 @@
 | | ``gradients`` | now and then: parameters to compare |
 | | ``reports`` | a call for reports if this worker's speed has changed |
 | | meter | start of the step |
-| | the user's parts | ``before_step`` |
-| the next one is requested | the user's parts | ``after_step`` |
+| | the callbacks | ``before_step`` |
+| the next one is requested | the callbacks | ``after_step`` |
 | | ``agreement`` | exchanges after the step |
 | | meter | end of the step |
 | | ``reports`` | read the meter, report, decide |
 | | ``gradients`` | check for NaN |
 | | ``streams`` | compare with the other ranks |
 
-All of this runs in every step, so everything except parts and exchanges counts as ``control_s``.
+All of this runs in every step, so everything except callbacks and exchanges counts as ``control_s``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
 
 
 def check_alone(members: Members) -> None:
-    """Raise ConfigError if there are several workers, for a loop without ``session.setup``."""
+    """Raise ConfigError if several workers run a loop without ``session.setup``."""
     if len(members) > 1:
         raise ConfigError(
             f"the loader is used on {len(members)} workers, but session.setup was not called: each would train its "
@@ -68,7 +68,7 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
     elif config.threads > 1 and not _all_stop(policy, elastic.most):
         why = (
             f"threads = {config.threads} with sync = {describe(policy)}: threads that never stop for an exchange take "
-            f"batches side by side, so a lost worker is not lost at one of them"
+            f"several batches at the same time, so a loss cannot be assigned to one of them"
         )
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
@@ -93,7 +93,7 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
         if one.select is not None:
             continue
         if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
-            return "what a worker has moved and no merge has taken in yet is in its own replica only"
+            return "a movement that is not merged yet exists only in the replica of its worker"
         if one.via is Via.SERVER:  # the server keeps all updates of a lost worker
             continue
         if one.piece is not None:
@@ -101,13 +101,13 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
         at_home = by_site and one.members in homes and one.payload is Payload.DELTA
         if one.merge.keeps and one.members != members and not at_home:
             return (
-                f"{type(one.merge).__name__} among some of the workers, which are not those of a site: it keeps "
-                f"something that a newcomer could not be given"
+                f"{type(one.merge).__name__} among some of the workers, which are not those of a site: it keeps state "
+                f"that a new worker cannot receive"
             )
         if one.parties and (one.merge.combined is not Combined.MEAN or not one.merge.by_samples):
             return f"{type(one.merge).__name__} among parties, which is not a mean by samples"
         if one.merge.combined is Combined.SUM:
-            return f"{type(one.merge).__name__}, a sum of which only a server keeps the total"
+            return f"{type(one.merge).__name__}, a sum whose total only a server keeps"
     return ""
 
 
@@ -128,7 +128,7 @@ def _out_of_rounds(one: Exchange) -> str:
         more = ", and so is the barrier that bounds them" if one.far.barrier_bytes else ""
         return f"with lead = {one.far.lead} entries are in flight that belong to no common step{more}"
     if one.far.hubs:
-        return "what a hub has summed of several sites and not handed on is lost with it"
+        return "a sum that a hub has not forwarded yet is lost with it"
     if one.delay:
         return f"with delay = {one.delay} an outcome is in flight, which a new worker would miss"
     return ""
@@ -153,10 +153,10 @@ def check_profile(loader: object, tried: object, epoch: int, within_s: float, ti
 
 
 def apart(policy: SyncPolicy) -> str:
-    """Return why parts cannot exchange under a policy whose workers take different numbers of steps."""
+    """Return why callbacks cannot exchange under a policy whose workers take different numbers of steps."""
     return (
         f"under sync = {describe(policy)} workers take different numbers of steps, so they would wait for each other "
-        f"in vain; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
+        f"forever; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
     )
 
 
@@ -165,7 +165,7 @@ def _named(members: Members) -> str:
 
 
 def check_microbatch(microbatch: int | str | None) -> None:
-    """Raise ConfigError if this is neither a number of samples nor "auto"."""
+    """Raise ConfigError unless this is a number of samples or "auto"."""
     # `type` instead of isinstance, because True is an int
     if microbatch not in (None, "auto") and (type(microbatch) is not int or microbatch < 1):
         raise ConfigError(

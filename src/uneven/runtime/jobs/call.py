@@ -35,7 +35,7 @@ _LONGEST_MESSAGE_S = 60  # a process is killed if sending or receiving one messa
 # Plain fork would copy the user's process, with its threads' locks and its CUDA context.
 METHOD = "forkserver"
 
-IMPORTED = ("torch", "torch._dynamo", "numpy")  # torch imports the second, in 1.5 s, for the first optimizer
+IMPORTED = ("torch", "torch._dynamo", "numpy")  # torch imports the second for the first optimizer, in 1.5 s
 
 
 @dataclass(frozen=True, slots=True)

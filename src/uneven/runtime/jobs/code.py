@@ -7,7 +7,7 @@
                                  └─► m.WIDTH             a global value
 
 Equal code has equal digests in every process: no digest depends on lines, comments, docstrings, addresses or the order
-of sets. Installed packages count by name only; large arrays and lists by a sample.
+of sets. Of installed packages only the names count; large arrays and lists by a sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueE
 
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
-    """Return the digests of objects by name. Packages of ``trained`` functions count as user code, also if
+    """Return the digests of named objects. Packages of ``trained`` functions count as user code, also if
     installed.
     """
     own = {str(named(one).__module__).partition(".")[0] for one in trained}
@@ -62,7 +62,7 @@ class _CodeReader:
         self._packages = own
         self._alike: dict[
             str, dict[int, object]
-        ] = {}  # functions and classes by name, referenced so that their ids stay unique
+        ] = {}  # names → functions and classes, referenced so that their ids stay unique
         self._parts: dict[str, Callable[[], str]] = {}
         self._left = 0
 

@@ -13,7 +13,7 @@ Devices = str | int | Sequence[str]
 
 
 def devices_of(asked: Devices) -> tuple[str, ...]:
-    """Return the devices by name; a CPU slot is a process with one thread, and there may be more slots than cores.
+    """Return the names of the devices; a CPU slot is a process with one thread, and there may be more slots than cores.
 
     ``asked`` is "auto" for every GPU, or one slot per core without GPUs; a number of CPU slots; or names, such as
     ``["cuda:0", "cuda:1"]``. Raises ConfigError if there are none, or some do not exist.

@@ -48,10 +48,10 @@ class Stop:
 class How(Enum):
     """The kind of a process's end."""
 
-    ENDED = "it came to its end by itself"
+    ENDED = "it ended by itself"
     FAILED = "it ended with an error"
     KILLED = "a signal killed it"
-    HUNG = "it gave no sign of life and was killed for that"
+    HUNG = "it sent no heartbeat, so it was killed"
     LOST = "its machine was lost, or cannot be reached"
 
 
@@ -78,7 +78,7 @@ class Ending:
             case How.KILLED:
                 return f"was killed by {self.cause}"
             case How.HUNG:
-                return f"hung and was killed for that: {self.cause}"
+                return f"hung, so it was killed: {self.cause}"
             case How.LOST:
                 return f"was lost: {self.cause}"
         return f"ended with {self.cause}"

@@ -88,5 +88,5 @@ class Silence:
     at: str
 
     def __str__(self) -> str:
-        since = f"the last one from {self.at}" if self.at else "not even of its start"
-        return f"no sign of life for {self.for_s:.0f} s, {since}"
+        since = f"the last one at {self.at}" if self.at else "not even at its start"
+        return f"no heartbeat for {self.for_s:.0f} s, {since}"

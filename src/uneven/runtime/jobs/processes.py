@@ -47,9 +47,9 @@ class HeldProcess:
 
     def _settle(self) -> None:
         """Make the kernel account for the CPU time that the main thread has used until now."""
-        # The clock of another process is updated only at its processor's tick, every 4 or 10 ms: several times what a
-        # small share gets in a period. Toggling the main thread between the two ordinary scheduling policies, which
-        # are nearly equivalent, dequeues and enqueues it, and the kernel updates the clock.
+        # The clock of another process is updated only at its processor's tick, every 4 or 10 ms. A small share gets
+        # much less in a period. Toggling the main thread between the two ordinary scheduling policies, which are nearly
+        # equivalent, dequeues and enqueues it, and the kernel updates the clock.
         if self._settles:
             self._batch = not self._batch
             try:

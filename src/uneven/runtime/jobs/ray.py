@@ -2,8 +2,7 @@
 
 A connection is three methods of an actor, each with its own thread: ``work`` runs the function, ``tell`` receives
 messages, and a call of ``hear`` waits for the next outgoing message. A ``LargeObject`` is a second return value of
-``hear``,
-which Ray keeps in its object store while it is referenced.
+``hear``, which Ray keeps in its object store while it is referenced.
 
 Ray pickles all messages. So any process that can reach the cluster's ports can run code in it, with or without this
 engine, as Ray documents.
@@ -197,9 +196,8 @@ class Cluster:
 
 
 class Actor(Watched):
-    """A process of the cluster, see :class:`~uneven.runtime.jobs.executor.Linked`. With nothing to clean up, it is
-    always
-    killed.
+    """A process of the cluster, see :class:`~uneven.runtime.jobs.executor.Linked`. It has nothing to clean up, so its
+    end is always a kill.
     """
 
     def __init__(
@@ -291,7 +289,8 @@ class Actor(Watched):
 
     def _probe(self) -> None:
         # Ray has lost the connection and does not know yet whether the actor or its machine is dead. Messages may be
-        # lost, so the actor is given up. Ask Ray until it knows, to tell the loss of a machine from that of a process.
+        # lost, so the actor is given up. Ask Ray until it knows, to distinguish the loss of a machine from that of a
+        # process.
         self._adrift = True
         self._cluster.call(self, self._handle.__ray_ready__.remote())
 

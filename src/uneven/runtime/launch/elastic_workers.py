@@ -69,7 +69,7 @@ class Members(LocalWorkers):
         for worker in self._given_up.overdue(list(self.running), now_s):
             one = self.running[worker]
             how = f"it {STOPPED}" if stopped(one.pid) else "it did not end by itself"
-            one.killed_by = f"the others had given it up, and {how}"
+            one.killed_by = f"the others had removed it, and {how}"
             one.process.signal(signal.SIGKILL)
 
     def add(self, worker: int) -> None:

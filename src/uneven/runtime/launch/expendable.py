@@ -1,4 +1,4 @@
-"""The workers that the others can do without, as they have declared themselves. Imports no torch."""
+"""The expendable workers: each has declared that the others can continue without it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ExpendableWorkers:
     """The expendable and the dead workers of this machine; workers mark themselves in ``run_directory``."""
 
     def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
-        self.lost: dict[int, Death] = {}  # rank → end of each worker that the others do without
+        self.lost: dict[int, Death] = {}  # rank → end of each expendable worker
         self.silent: dict[int, str] = {}  # rank → description of each worker killed because it hung
         self.left: dict[int, Left] = {}  # rank → end of each worker with exit code 0
         self.waits_s = 0.0  # longest wait of a worker for another one; 0 if none was expendable

@@ -54,10 +54,10 @@ def blame(
     """Return the error for the worker that died first."""
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, then)
-    missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
+    missed = [f"rank {one.rank} had waited for it{_last_line(one)}" for one in others if first.silent and _trace(one)]
     lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
     if _complains(first) and left:
-        lines += [f"{_leaver(one)} before that, and may be whom it has missed" for one in left]
+        lines += [f"{_leaver(one)} before that; perhaps the others waited for it" for one in left]
     return LaunchError("\n".join(lines), error.exit_code)
 
 
@@ -134,7 +134,7 @@ def _cause(death: Death) -> str:
 
 def _how(death: Death) -> tuple[str, int]:
     if death.silent:
-        return f"{death.silent}, and was killed for that", 128 + signal.SIGKILL
+        return f"{death.silent}, so it was killed", 128 + signal.SIGKILL
     if death.exit_code < 0 and _trace(death):
         # After the exception, its exit was slow and the launcher killed it, or gloo's threads aborted it.
         return "ended with an uncaught exception", 1
@@ -149,7 +149,7 @@ def _who(death: Death) -> str:
 
 
 def _leaver(one: Left) -> str:
-    how = "in the midst of its session (os._exit?)" if one.unclosed else "(a return or sys.exit that only it reaches?)"
+    how = "during its session (os._exit?)" if one.unclosed else "(a return or sys.exit that only it reaches?)"
     return f"rank {one.rank} (process {one.pid}) had ended with exit code 0 {how}"
 
 
@@ -162,7 +162,7 @@ def _trace(death: Death) -> str:
 
 
 def _before(lost: Sequence[Death]) -> str:
-    return f"before that, the others had gone on without {_names(lost)}"
+    return f"before that, the others had continued without {_names(lost)}"
 
 
 def _names(lost: Sequence[Death]) -> str:

@@ -38,7 +38,7 @@ class Launch:
     local_addr: str | None = None
     standalone: bool = False
     max_restarts: int = 0
-    shares: tuple[float, ...] = ()  # of a core, for each local rank; empty means no limit
+    shares: tuple[float, ...] = ()  # of each local rank, in cores; empty means no limit
     throttle_period_s: float = 0.02  # of a throttled worker's run-and-stop cycle; shorter is smoother and costs more
     # Throttle a worker only when its training starts: at the first use of its session's loader, at
     # ``rundir.mark_ready``, or without a session when it connects to the others.
@@ -47,7 +47,7 @@ class Launch:
     elastic: str | None = None  # minimum and maximum number of workers, which may leave and join, "MIN:MAX"
     silence_s: float = 10.0  # without a heartbeat after which such a worker counts as dead; 0 is never
     join: str | None = None  # HOST:PORT of an elastic run that these workers join
-    leave_on: str = ""  # signals by name on which workers of an elastic run leave, as on SIGTERM
+    leave_on: str = ""  # names of signals on which workers of an elastic run leave, as on SIGTERM
     output: WorkerOutput = field(default_factory=WorkerOutput)
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class WorkerOutput:
         return {int(rank) for rank in self.ranks.split(",")} if self.ranks else None
 
     def folder(self, run_directory: Path | None) -> Path:
-        """Return the folder of the files; raise ConfigError if neither `directory` nor the run names one."""
+        """Return the folder of the files; raise ConfigError if `directory` and the run name none."""
         if self.directory:
             return Path(self.directory)
         if run_directory is None:

@@ -16,9 +16,7 @@ JOINED_WITHIN_S = 10.0  # a joining launcher may start before the process that k
 
 
 def check(launch: Launch) -> None:
-    """Raise ConfigError or LaunchError if, as far as this machine can tell, the workers cannot meet at the given
-    address.
-    """
+    """Raise ConfigError or LaunchError if this machine finds that the workers cannot meet at the given address."""
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
     if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """The test of whether a worker is to be throttled: it trains (see ``run_directory``), or ``within_s`` are over."""
+    """Tests whether to throttle a worker: it trains (see ``run_directory``), or ``within_s`` have passed."""
 
     def __init__(self, run_directory: Path, within_s: float) -> None:
         self._run_directory = run_directory

@@ -50,7 +50,7 @@ class RemovedWorkers:
         self._cut = False  # the store has ended: torch would print its stack at each further request
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
-        """Return the workers, of those that run, whose grace period is over."""
+        """Return the running workers whose grace period has ended."""
         those = [one for one in workers if one in self._since_s or self._is(one)]
         self._since_s = {one: self._since_s.get(one, now_s) for one in those}
         return [one for one in those if now_s - self._since_s[one] > self._grace_s]

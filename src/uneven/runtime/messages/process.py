@@ -82,7 +82,7 @@ def shard_process(
     ended: Callable[[Command], None] = lambda process: None,
 ) -> Command:
     """Start a shard in its own process. It uses the keys of ``directory``, and writes its address there."""
-    # -P: exactly this copy of uneven, and nothing from the working directory, where a queue.py may be the user's.
+    # -P: exactly this copy of uneven, and nothing from the working directory, which may hold a queue.py of the user.
     line = [sys.executable, "-P", "-m", program.module, str(directory), str(shard), str(members), *options]
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": import_path()}
     return Command(f"shard {shard} of {program.whole}", line, env=environment, events=events, ended=ended)

@@ -24,7 +24,7 @@ from uneven.runtime.messages.keys import Keys, address, local_target, publish, s
 LOOPBACK = "tcp://127.0.0.1"
 _DOMAIN = b"uneven"
 _TICK_S = 0.05
-FRAME_BYTES = 8 << 20  # the largest frame: twice a piece of either protocol, for the overhead of encryption
+FRAME_BYTES = 8 << 20  # the largest frame: twice a piece of either protocol, because encryption adds overhead
 _QUEUE = 64  # the messages that may wait for one worker. It asks again for lost replies.
 
 _LINGER_MS = 1000

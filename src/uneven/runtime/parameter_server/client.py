@@ -178,7 +178,7 @@ class Client:
         self.line.close()
 
     def leave(self) -> None:
-        """Tell the shards not to wait for this worker. A later request makes it a member again."""
+        """Ask the shards not to wait for this worker. A later request makes it a member again."""
         with self._changed:
             for shard, link in self._links.items():
                 self.line.post(shard, [link.leave()])
@@ -234,7 +234,7 @@ class Client:
                     names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
                     why = f"no answer to {what} within {self.timeout_s:g} s from {names}"
                     if heard_s > self._hurried_s:
-                        why = f"{what} has waited {self.timeout_s:g} s for a quorum at {names}: who is late may hang"
+                        why = f"{what} has waited {self.timeout_s:g} s for a quorum at {names}: a late worker may hang"
                     raise PeerError(f"rank {self.rank}: {why}")
                 self._changed.wait(left_s)
             if self._error is not None and not done():

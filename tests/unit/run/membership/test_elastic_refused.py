@@ -76,11 +76,11 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("sparse-local:every=4,delay=1", "with delay = 1 an outcome is in flight, which a new worker would miss"),
         ("geo:lead=2", "with lead = 2 entries are in flight that belong to no common step;"),
         ("geo:lead=2,barrier_kb=10", "no common step, and so is the barrier that bounds them"),
-        ("geo:hubs=true", "what a hub has summed of several sites"),
+        ("geo:hubs=true", "a sum that a hub has not forwarded"),
         ("geo:ssp", "the server of a site is in one of its workers"),
         ("diloco:fragments=2", "parameters in pieces"),
         ("diloco:delay=2", "parameters in pieces"),
-        ("decoupled", "no merge has taken in yet"),
+        ("decoupled", "a movement that is not merged yet"),
     ],
 )
 def test_refused_with_the_reason(sync: str, why: str) -> None:

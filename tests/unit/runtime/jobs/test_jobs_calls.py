@@ -98,9 +98,7 @@ def test_one_that_hangs_is_ended_with_what_it_has_started(world: World) -> None:
     while not one.at:
         world.place.wait(5.0)
     world.place.awake.now_s += 301.0
-    assert one.kill(hung=str(one.silence)) == Ending(
-        How.HUNG, "no sign of life for 301 s, the last one from a sleep", -9
-    )
+    assert one.kill(hung=str(one.silence)) == Ending(How.HUNG, "no heartbeat for 301 s, the last one at a sleep", -9)
     until_gone(*world.heard[0][1:])
     assert one.end() == one.ending == one.kill()
 

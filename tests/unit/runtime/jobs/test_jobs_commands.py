@@ -102,9 +102,9 @@ def test_it_is_asked_to_end_and_made_to() -> None:
 def test_one_that_hangs_is_ended_and_says_so() -> None:
     with Command("it", line(SLEEPS)) as one:
         assert one.wait(0.0) is None
-        assert one.kill(hung="no sign of life for 300 s") == Ending(How.HUNG, "no sign of life for 300 s", -9)
+        assert one.kill(hung="no heartbeat for 300 s") == Ending(How.HUNG, "no heartbeat for 300 s", -9)
         assert one.ending is not None
-        assert one.ending.words == "hung and was killed for that: no sign of life for 300 s"
+        assert one.ending.words == "hung, so it was killed: no heartbeat for 300 s"
     ended = Command("it", line("raise SystemExit(3)"))
     ended.wait()
     assert ended.kill(hung="too late").how is How.FAILED

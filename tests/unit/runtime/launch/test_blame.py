@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_elsewhere_is_not_said_to_have_ended() -> None:
     assert "was killed by SIGKILL, and the run continues" in said
 
 
-@pytest.mark.parametrize(("unclosed", "how"), [(False, "(a return or sys.exit"), (True, "in the midst of its session")])
+@pytest.mark.parametrize(("unclosed", "how"), [(False, "(a return or sys.exit"), (True, "during its session")])
 def test_one_that_left_before_is_named_by_whoever_misses_it(unclosed: bool, how: str) -> None:
     left = [Left(rank=2, pid=102, unclosed=unclosed)]
     missing = death(0, 1, 11.0, error="PeerError")

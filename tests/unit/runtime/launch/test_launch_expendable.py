@@ -109,7 +109,9 @@ def test_a_loss_is_told_at_once_and_at_the_end() -> None:
 
 @pytest.mark.parametrize("lost", [[], [RAISED]])
 def test_the_end_of_the_run_is_told_with_those_lost_before(lost: list[Death]) -> None:
-    before = "\nbefore that, the others had gone on without rank 1 (it ended with exit code 1: ValueError: a bad label)"
+    before = (
+        "\nbefore that, the others had continued without rank 1 (it ended with exit code 1: ValueError: a bad label)"
+    )
     last = all_gone([*lost, KILLED])
     assert isinstance(last, LaunchError)
     assert last.exit_code == 137

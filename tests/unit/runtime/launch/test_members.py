@@ -56,7 +56,7 @@ def test_who_ends_in_order_has_ended_well(board: Board, started: elastic_workers
         started.add(worker)
     while started.running:
         started._events.wait(None)
-    assert {one.rank: one.exit_code for one in started.lost} == {0: 0, 3: 1}, "0 was in the midst of its session"
+    assert {one.rank: one.exit_code for one in started.lost} == {0: 0, 3: 1}, "0 was during its session"
     assert sorted(started.finished) == [1, 2]
     assert board.dead(range(4)) == {
         0: "it ended with exit code 0", 3: "it ended with exit code 1",
@@ -131,10 +131,10 @@ class TestOthers:
         assert others.there(9.0) == (2, 3)
         assert others.there(18.0) == (2, 3)
         assert others.there(20.0) == (2, 3)
-        assert board.dead([2]) == {2: "it gave no sign of life for 10 s; if its machine is only busy, raise --silence"}
+        assert board.dead([2]) == {2: "it sent no heartbeat for 10 s; if its machine is only busy, raise --silence"}
         assert others.there(61.0) == (3,), "3 has had its number, and may still start"
         assert others.there(61.1) == (), "it has not"
-        assert board.dead([3]) == {3: "it gave no sign of life for 60 s; if its machine is only busy, raise --silence"}
+        assert board.dead([3]) == {3: "it sent no heartbeat for 60 s; if its machine is only busy, raise --silence"}
 
     def test_without_a_limit_nobody_is_taken_for_gone(self, board: Board) -> None:
         others = Others(board, 0.0)
@@ -199,7 +199,7 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: elast
     os.kill(pid := hanging.running[0].pid, signal.SIGSTOP)
     while not stopped(pid):
         signal.sigtimedwait([], 0.005)
-    board.remove_member(0, "it gave no sign of life for 10 s")
+    board.remove_member(0, "it sent no heartbeat for 10 s")
     board.miss([1], "the gradient exchange of iteration 6")
     hanging.end_overdue(100.0)
     assert sorted(hanging.running) == [0, 1, 2]
@@ -208,8 +208,8 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: elast
         hanging._events.wait(None)
     killed = {one.rank: one for one in hanging.lost}
     assert {rank: one.exit_code for rank, one in killed.items()} == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-    assert killed[0].killed_by.endswith("given it up, and it was stopped, by SIGSTOP or in a debugger")
-    assert killed[1].killed_by.endswith("given it up, and it did not end by itself")
+    assert killed[0].killed_by.endswith("removed it, and it was stopped, by SIGSTOP or in a debugger")
+    assert killed[1].killed_by.endswith("removed it, and it did not end by itself")
 
 
 def test_without_a_store_only_a_script_whose_session_is_closed_goes_on(

@@ -30,7 +30,7 @@ def test_nobody_waits_for_it_and_its_steps_are_counted_for_ever() -> None:
     three.push(0, [np.ones(6)]).result()
     three.push(1, [np.ones(6)]).result()
     assert one.remove_member(2).result().clock == 2
-    with pytest.raises(PeerError, match="no member of this run"):
+    with pytest.raises(PeerError, match="not a member of this run"):
         three.push(2, [np.ones(6)]).result()
     assert two.remove_member(2).result().clock == 2
     for worker in (one, two):
@@ -85,7 +85,7 @@ def test_a_shard_that_is_started_again_hears_who_is_gone_and_knows_the_others() 
 def test_a_shard_of_a_fixed_number_of_workers_takes_no_other() -> None:
     shard = Shard(7, range(2))
     assert shard.take(encode(Message(kind=Kind.HELLO, rank=2, elements=6)), 0.0) == (None, [])
-    assert shard.counts["no member of this run"] == 1
+    assert shard.counts["not a member of this run"] == 1
 
 
 def test_one_that_says_again_that_it_is_gone_is_not_waited_for() -> None:

@@ -119,7 +119,7 @@ class ServerParameters:
         """
         before, outcome, merge = self._version, own.copy(), exchange.merge
         factor = merge.served(exchange.payload)
-        assert factor is not None, "refused before it came here"
+        assert factor is not None, "the caller has checked the merge"
         if merge is not self._checked:
             check_served(merge, exchange.payload, factor, torch.from_numpy(own))
             self._checked = merge
@@ -174,7 +174,7 @@ class ServerParameters:
     def merge(self, step: int, given: Values, how: OuterStep) -> Values:
         """Contribute a movement ``given`` (size,) up to ``step`` to the copy's next outer step; return the new copy
         (size,).
-        Raises :class:`NonFiniteError` if the copy rejects it, :class:`PeerError` if a shard gives no sign of life."""
+        Raises :class:`NonFiniteError` if the copy rejects it, :class:`PeerError` if a shard sends no heartbeat."""
         outcome = np.empty_like(given)
         with self._traffic.waiting():
             self._note(self.client.movement(step, [given], **how).into([outcome]))

@@ -27,7 +27,7 @@ from uneven.runtime.world import World
 Members = tuple[int, ...]
 
 _LOOK_S = 0.05
-_APART = "other sites wait for what its site has to send"
+_APART = "other sites wait for updates of its site"
 _HELD = "it was the parameter server; `uneven run --servers 1` gives it a separate process"
 
 
@@ -56,7 +56,7 @@ class ServerLocation:
     between: BetweenSites | None = None
 
     def begun(self, *, training: bool = True) -> None:
-        """Tell the launcher whether the others can continue if this worker dies.
+        """Report to the launcher whether the others can continue if this worker dies.
 
         ``training`` is False before this worker trains: others may do so already, and can finish without it.
         """

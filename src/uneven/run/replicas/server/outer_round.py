@@ -57,7 +57,7 @@ def check_served_step(merge: Merge, own: Tensor) -> None:
     ``own`` are numbers to try it on, shape (n,).
     """
     served = merge.served_step()
-    assert served is not None, "refused before it came here"
+    assert served is not None, "the caller has checked the merge"
     momentum, rate = served
     start = torch.linspace(-1.0, 1.0, len(own), dtype=own.dtype)
     kept, velocity = merge.begin(start), torch.zeros_like(own)

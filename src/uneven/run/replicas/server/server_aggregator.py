@@ -152,7 +152,7 @@ class ServerAggregator(Aggregator):
             outcome, late = self.copy.contribute(quorum.count, own, order.merges.own)
             return outcome, late, int(late > 0)
         served = exchange.merge.served_step()
-        assert served is not None, "refused before it came here"
+        assert served is not None, "the caller has checked the merge"
         momentum, rate = served
         weight = max(exchange.merge.weight(order.merges.own), _LEAST)
         how = OuterStep(weight=weight, quorum=quorum.count, momentum=momentum, grace=quorum.grace)

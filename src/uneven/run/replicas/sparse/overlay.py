@@ -59,6 +59,6 @@ class Overlay:
 
 
 def sparse(vector: Array) -> Picked:
-    """Return the nonzero entries of a vector (n,), or all of it if that takes no more bytes."""
+    """Return the nonzero entries of a vector (n,), or all of it if that is not longer."""
     places = np.flatnonzero(vector)
     return shortest(Picked(len(vector), places, vector[places]), vector)

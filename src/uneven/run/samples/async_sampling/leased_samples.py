@@ -1,8 +1,7 @@
 """A sample counter for runs whose workers leave and join: the samples of a lost worker are requeued in the same epoch.
 
 The launcher's store records the samples of each worker (:mod:`uneven.policy.samples.leases`). Taking samples costs a
-round trip
-in a background thread; recording that some are being sent costs one message.
+round trip in a background thread; recording that some are being sent costs one message.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class LeasedSamples(StoredSampleCounter):
         there: Callable[[], Members],
     ) -> None:
         super().__init__(store, timeout_s, ahead=ahead)
-        self.evaluations = 0  # that this worker has come to
+        self.evaluations = 0  # that this worker has reached
         self._eras: list[tuple[int, Members]] = [(0, members)]
         self._tend = tend
         self.there = there

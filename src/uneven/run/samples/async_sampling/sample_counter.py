@@ -1,7 +1,7 @@
 """The counters from which workers take their samples, one an epoch.
 
-They are in the rendezvous store, where adding to a number is one round trip. A parameter-server shard that restarts
-therefore loses none of them.
+They are in the rendezvous store, because adding to a number there is one round trip. A parameter-server shard that
+restarts therefore loses none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A worker's conversation with one shard. Pure: messages to send, updates to keep, answers.
 
-There are no timers. A connection keeps the order of messages, so the answer to a ping covers everything sent before it:
-a message that is not parked and not answered was lost, and is sent again. Repetition is harmless, because updates are
+There are no timers. A connection keeps the order of messages, so the answer to a ping covers everything sent before it.
+A message that is not parked and not answered was lost, and is sent again. Repetition is harmless, because updates are
 numbered.
 
 The worker keeps the newest copy that it has received, and each of its updates that this copy lacks. If a shard has lost
@@ -218,7 +218,7 @@ class Link:
         self.waiting = {number: replace(one, sequence=one.sequence + sequence) for number, one in self.waiting.items()}
 
     def _lost_after(self, sequence: int, before: int, parked: int) -> tuple[list[Message], list[tuple[int, Message]]]:
-        """Send again the messages until ``before`` that are neither in the copy nor parked nor answered."""
+        """Send again the messages until ``before`` that are not in the copy, not parked and not answered."""
         answers = self._arrived(sequence)
         kept = {one.number: one for seq, one in self.kept.items() if seq > sequence}
         again = {number: one for number, one in (kept | self.waiting).items() if number < before and number != parked}

@@ -13,7 +13,7 @@ FOLLOWER = 1 << 31  # the rank of the one member that may not be a worker; see `
 
 def called(rank: int) -> str:
     """Return the name of a member, for messages."""
-    return "what other sites have to send" if rank == FOLLOWER else f"rank {rank}"
+    return "the updates of other sites" if rank == FOLLOWER else f"rank {rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Patience:
     of the shortest such time, so the other half remains for the answer.
     """
 
-    join_s: float = 60.0  # at the start of a run, after the first greeting, for the others' greetings
+    join_s: float = 60.0  # longest wait for the others' greetings at the start of a run, after the first one
     silence_s: float = 10.0  # without a heartbeat, before a member is no longer counted
 
 

@@ -289,7 +289,7 @@ class Shard:
         return [reply, *self._wake()]
 
     def _then_pull(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
-        # Park the pull before the push wakes others: then all that wait for one clock get the same copy, and no update
+        # Park the pull before the push wakes others. Then all that wait for one clock get the same copy, and no update
         # of a later step comes in between.
         pull = replace(m, kind=Kind.PULL, clock=m.extra - 1, vector=(), elements=0)
         member.parked = (pull, now_s + m.version / 1e3)

@@ -54,8 +54,8 @@ class Kind(IntEnum):
     PING = 8
     LEAVE = 9
     MEET = 10  # send all the copy when all present have come to this meeting; waiting here delays no other worker
-    BURY = 11  # the member ``extra`` has failed: accept no more from it, and report its updates in the copy
-    MOVEMENT = 12  # my movement, for the open merge; answered with the copy when that closes
+    BURY = 11  # the member ``extra`` has failed: reject its further messages, and report its updates in the copy
+    MOVEMENT = 12  # my movement in the open merge; answered with the copy when that closes
     ASK = 13  # send the velocity of the outer steps
     KEEP = 14  # start outer steps with this velocity, if there has been none yet
     FOLLOW = 15  # send the copy when the others' least clock has reached this one, or their epoch differs
@@ -100,15 +100,15 @@ class Refusal(Enum):
     BYTES = "bytes do not fit the elements"
     PIECES = "lengths of the pieces"
     DIRECTION = "only a shard sends that"
-    RANK = "no member of this run"
+    RANK = "not a member of this run"
     TABLE = "another table of tensors"
     SEQUENCE = "a sequence number of zero"
     SCALE = "a scale out of range"
     QUORUM = "a quorum that cannot be reached"
     STEP = "an impossible step"
     UNASKED = "an offer that was not asked for"
-    ROW = "a row that is not here"
-    SPEC = "tables that cannot be"
+    ROW = "a row that is not on this shard"
+    SPEC = "impossible tables"
 
 
 class Refused(ValueError):
@@ -121,8 +121,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A copy's state of one member: it includes updates up to ``sequence``, the last of which ended step ``clock`` −
-    1."""
+    """A copy's state of one member: it includes updates up to ``sequence``; the last one ended step ``clock`` − 1."""
 
     rank: int
     here: bool
