@@ -15,7 +15,7 @@ from uneven.runtime.states import StateFiles
 FILES = StateFiles(
     schema=1,
     remedy="let what trial.keep(…) is given have a state_dict, or save() return, tensors, numbers, words, lists and "
-    "dictionaries alone",
+    "dictionaries only",
 )
 
 

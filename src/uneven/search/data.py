@@ -170,7 +170,7 @@ class SharedData:
     """The engine's side of the data: the index of the chunks, their memory, and the preprocessors.
 
     `passes` is the number of epochs of the longest trial. Raises `DataError` if the first sample cannot be read or
-    transformed, and `ConfigError` if the data cannot be sent to a process or do not fit into the memory.
+    transformed. Raises `ConfigError` if the data cannot be sent to a process or do not fit into the memory.
     """
 
     def __init__(

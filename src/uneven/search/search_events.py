@@ -74,8 +74,8 @@ class SearchLog:
 def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[bool]:
     """Restore a core from the directory's log, then log its events. Yield whether the search is new.
 
-    Raises `ConfigError` if the directory cannot be written or a search runs there, and `CheckpointError` if the search
-    was started with something else or its events cannot be read.
+    Raises `ConfigError` if the directory cannot be written or a search runs there. Raises `CheckpointError` if the
+    search was started with something else or its events cannot be read.
     """
     with locked(directory):
         events = read_events(directory)

@@ -63,8 +63,8 @@ DOMAINS: dict[str, Callable[..., Domain]] = {
 def read(path: Path) -> dict[str, Any]:
     """Return the arguments of ``search.run``.
 
-    Raises `ConfigError` if the file cannot be read or names something that does not exist, and `UnknownNameError`,
-    which offers the nearest name, for an unknown table, key or kind.
+    Raises `ConfigError` if the file cannot be read or names something that does not exist. An unknown table, key or
+    kind raises `UnknownNameError`, which offers the nearest name.
     """
     with access(f"read {path}"):
         try:

@@ -150,8 +150,8 @@ def run(
 ) -> SearchResult:
     """Search for the settings with the best metric.
 
-    It may be stopped at any moment, by Ctrl-C or by ``kill -9``; the same call continues it, with the scheduler's
-    memory, on the devices available then. A trial that was running resumes from its last state. The same call for a
+    It may be stopped at any moment, by Ctrl-C or by ``kill -9``. The same call continues it, with the scheduler's
+    state, on the devices available then. A trial that was running resumes from its last state. The same call for a
     finished search returns its result. A search never continues with changed code.
 
     Args:

@@ -54,8 +54,7 @@ class SearchOptions(TypedDict, total=False):
         preprocessors: the largest number of processes that prepare samples; by default the number of cores.
         devices: "auto", the default, for every GPU, or one CPU slot per core; a number of CPU slots; or names.
         placing: "planned", the default, see :mod:`uneven.search.pure.placing`; "first-come"; or "flotillas", in which
-            free
-            devices help running trials.
+            free devices help running trials.
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
         warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages. A
             searcher that learns, such as "optuna:tpe", gets the results of their trials within this space.

@@ -147,7 +147,7 @@ class Trial:
         """Yield step numbers without end, from the step at which the trial was paused; ``report`` ends the loop.
 
         Each step reports once, at its end. To end itself, a trial returns before it trains a step, not after its
-        report: the report may pause it, and it resumes with the next step.
+        report. The report may pause it, and it resumes with the next step.
 
         Args:
             parts: see :meth:`keep`.
@@ -175,8 +175,8 @@ class Trial:
 
         A batch is a list of fields, tensors of shape (samples, …), valid until the next one. It is in memory that other
         trials read, so a model that writes into its input must clone it first. If a trial has several devices, each of
-        its processes gets a part of each batch; the gradient is that of the whole batch for a loss that is a mean over
-        the samples.
+        its processes gets a part of each batch. The gradient is that of the whole batch if the loss is a mean over the
+        samples.
 
         Args:
             parts, named: see :meth:`keep`. A trial on several devices has one model and its optimizers among them.
@@ -230,7 +230,7 @@ class Trial:
         Args:
             value: the search's metric, as in Optuna; or a mapping of metrics, as in Ray Tune.
             step: number of the finished step, from 0, as in Optuna; by default the one after the last.
-            metrics: by name.
+            metrics: name → number.
 
         Raises:
             ConfigError: a value is not a number, or this is a second report in one step or a step before the last one.

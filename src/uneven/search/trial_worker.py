@@ -29,7 +29,7 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
 
     It starts with ``("ready", None)``. Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``,
     ``("value", value)`` and ``("refused", text)``. Out: those of a :class:`Trial`, ``("left", trial)``, ``("ended",
-    trial, metrics, seconds)`` when its function has returned, where metrics are None if it returned nothing, and
+    trial, metrics, seconds)`` when its function has returned (metrics are None if it returned nothing), and
     ``("failed", trial, text)``, or ``("lost", trial, text)`` if it misses another process of its trial.
     """
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ class EarlierSearch:
 def reopened(directory: Path) -> EarlierSearch:
     """Return the search of a directory, finished or not.
 
-    Raises `ConfigError` if there is no search, or its scheduler or searcher was given as an object, and
+    Raises `ConfigError` if there is no search, or its scheduler or searcher was given as an object. Raises
     `CheckpointError` if its files cannot be read or this version decides differently.
     """
     asked = asked_in(directory)

@@ -215,13 +215,13 @@ def test_a_person_stops_resumes_and_clones() -> None:
     search.note = events.append
     search.start()
     assert search.stop(0) == "trial 0 stops at its next report"
-    assert search.resume(0) == "trial 0 runs on, and is not stopped"
+    assert search.resume(0) == "trial 0 continues, and is not stopped"
     assert search.stop(0) == "trial 0 stops at its next report"
     assert search.reported(0, 1, 0.5).why == "stopped by hand"
-    assert search.stop(0) == "trial 0 has ended already"
+    assert search.stop(0) == "trial 0 has already ended"
     assert search.resume(0) == "trial 0 is next"
     assert search.start() is search.trials[0]
-    assert search.resume(0) == "trial 0 runs already"
+    assert search.resume(0) == "trial 0 is already running"
     number = search.clone(0, 1.0, {"width": 64})
     assert search.trials[number].params == {**search.trials[0].params, "width": 64}
     assert search.trials[number].source == (0, 0, 1.0)

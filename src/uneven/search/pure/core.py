@@ -319,7 +319,7 @@ class SearchCore:
         """Stop a trial at its next report, or now if it does not run. Return the effect in words."""
         one = self.known(trial)
         if one.over:
-            return f"trial {trial} has ended already"
+            return f"trial {trial} has already ended"
         self.note({"event": "stop", "trial": trial})
         why = "stopped by hand"
         if one.status is TrialStatus.RUNNING:
@@ -333,10 +333,10 @@ class SearchCore:
         """Let a waiting or ended trial run next. Return the effect in words."""
         one = self.known(trial)
         if one.status is TrialStatus.RUNNING and trial not in self._stopping:
-            return f"trial {trial} runs already"
+            return f"trial {trial} is already running"
         self.note({"event": "resume", "trial": trial})
         if self._stopping.pop(trial, None) is not None:
-            return f"trial {trial} runs on, and is not stopped"
+            return f"trial {trial} continues, and is not stopped"
         self._queues.out(trial)
         if one.over:
             self.scheduler.added(trial, one.params)

@@ -2,7 +2,7 @@
 
 The seconds for a unit of training are modelled as a trial's cost times a device's slowness. Both are fitted in
 logarithms and shrunk to the average while few measurements exist. Several devices are assumed to have the sum of their
-speeds, until a trial has been measured on that number; its additional time is then assumed for other trials too.
+speeds until a trial has been measured on that number. Its additional time is then assumed for other trials too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choose devices for trials if some are faster than others, or if there are more devices than trials.
 
 A waiting trial gets the fastest free device. At a report, if no other trial waits, a trial moves to a faster free
-device, because a pause costs little; if a faster one will be free so soon that the next report comes sooner there, the
+device, because a pause costs little. If a faster one will soon be free, and the next report comes sooner there, the
 trial waits for it. If trials may have several devices, devices that no trial waits for are shared out by a plan.
 """
 

@@ -213,7 +213,7 @@ class Space(Mapping[str, Domain]):
         constants: the constant settings.
 
     Raises:
-        ConfigError: a name is empty or not a word, or a value is neither a domain nor plain.
+        ConfigError: a name is empty or not a word, or a value is not a domain and not plain.
     """
 
     def __init__(self, settings: Mapping[str, Domain | Plain]) -> None:

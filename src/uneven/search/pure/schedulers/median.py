@@ -14,7 +14,7 @@ from uneven.search.pure.schedulers.scheduler import Scheduler
 class MedianStopping(Scheduler):
     """The median rule: a trial stops if its best score is below the median of the other trials' mean scores so far.
 
-    The other trials are all that have come as far, ended or not; a mean is over their results from the grace period on.
+    The other trials are all that have reached this point, ended or not. A mean covers results from the grace period on.
 
     Args:
         grace_period: training before which no trial is stopped.

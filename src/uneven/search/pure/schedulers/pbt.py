@@ -28,8 +28,8 @@ class Individual:
 class PopulationBased(Scheduler):
     """PBT: at intervals, a trial at the bottom continues from the checkpoint of one at the top, with similar settings.
 
-    Settings of a range are multiplied by one of the factors, those of a choice move one place; or, with a probability,
-    a new value is drawn.
+    Settings of a range are multiplied by one of the factors; those of a choice move one place. With a probability, a
+    new value is drawn instead.
 
     Args:
         perturbation_interval: training between two judgements of a trial.
