@@ -30,7 +30,7 @@ class UnevenWarning(RuntimeWarning):
 
 
 class UnevenDeprecationWarning(UnevenWarning, FutureWarning):
-    """A name or an argument goes away; the warning says which one replaces it, and in which version it is gone."""
+    """A name or an argument is deprecated; the warning names its replacement and the version that removes it."""
 
 
 class UnevenError(Exception):

@@ -142,5 +142,5 @@ def test_shares_are_refused_where_nobody_waits(me: RankContext) -> None:
     """So the matrix has no such cells."""
     for policy in OWN_PACE:
         for shares in ("static:shares=2/1", "lb-bsp"):
-            with pytest.raises(ConfigError, match="decides nothing under sync"):
+            with pytest.raises(ConfigError, match="has no effect under sync"):
                 uneven.Session(sync=policy, balance=shares)

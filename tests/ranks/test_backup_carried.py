@@ -73,5 +73,5 @@ def test_who_has_a_nan_is_told_and_keeps_nobody_waiting(me: RankContext) -> None
 
 
 def test_shares_that_move_are_refused() -> None:
-    with pytest.raises(ConfigError, match="never has the reports of all by which shares move; use balance = 'even'"):
+    with pytest.raises(ConfigError, match="never has all reports, which decide the shares; use balance = 'even'"):
         Run("backup", "lb-bsp")

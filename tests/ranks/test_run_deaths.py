@@ -134,7 +134,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
                 time.sleep(0.02)
             (tmp_path / name / "told").touch()
         found = {name: (one.wait(60), one.printed()) for name, one in scripts.items()}
-    before = "before that, the others had gone on without rank 1 (it ended with exit code 5)"
+    before = "before that, the others had continued without rank 1 (it ended with exit code 5)"
 
     code, said = found["outside"]
     assert code == 7, said
@@ -154,13 +154,13 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     how = r"was stopped, by SIGSTOP or in a debugger, and has used no processor time for \d+ s"
     told = rf"uneven: rank 1 \(process \d+\) {how}"
     assert re.search(f"{told}; the others continue without it; when they have ended it is killed\n", said), said
-    assert re.search(f"{told}, and was killed for that; no other worker is left here\n", said), said
+    assert re.search(f"{told}, so it was killed; no other worker is left here\n", said), said
     assert "finished without rank 1 (it was stopped" in said
 
     code, said = found["held"]
     assert code == KILLED, said
     told = told.replace("uneven: rank 1", "error: rank 0")
-    assert re.search(f"{told}, and was killed for that, so the run has been ended: it held the copy\n", said), said
+    assert re.search(f"{told}, so it was killed, so the run has been ended: it held the copy\n", said), said
     assert before in said
 
     code, said = found["again"]

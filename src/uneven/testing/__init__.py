@@ -5,7 +5,7 @@ synchronization policies and transports, ``merges`` the one for merges, ``search
 ``parts`` has workers for a part, without a session.
 """
 
-# The suites need pytest, so they are imported by name (`uneven.testing.contracts`) and not from here.
+# The suites need pytest, so they are imported as `uneven.testing.contracts` and not from here.
 from uneven.testing.ranks import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 
 __all__ = ["RankContext", "RankFailure", "kept_pids", "pool_pids", "ranks", "run_ranks", "stop_pool"]

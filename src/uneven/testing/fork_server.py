@@ -1,7 +1,7 @@
 """Run the fork server of :mod:`uneven.testing.ranks`: a process with torch imported that forks on request.
 
 Run as ``python -m uneven.testing.fork_server N``. On the socket N each request names a module and brings four files:
-the child's standard input, output and error, and one for the module's ``main``, which the child calls. If the module
+the child's standard input, output and error, and one for the module's ``main``. The child calls ``main``. If the module
 has a ``leave``, the child calls it last at exit. The server sends ``["started", pid]``, and ``["ended", pid, code]``
 with a negative code for a signal. When the other side closes the socket, the server kills all children and ends.
 """

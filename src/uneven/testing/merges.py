@@ -136,7 +136,7 @@ class MergeContract(ABC):
         begun = self._begin(merge, start)
         kept, outcome = self._exchange(merge, begun, [value], start)
         assert bool(begun) <= merge.keeps
-        assert set(begun) == set(kept), "a checkpoint of the beginning says what there is"
+        assert set(begun) == set(kept), "an initial checkpoint has the same names"
         for name, one in kept.items():
             vector = isinstance(one, Tensor)
             assert one.shape == start.shape if vector else 0 <= one < math.inf, name

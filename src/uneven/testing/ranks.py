@@ -75,7 +75,7 @@ def ranks(
     Args:
         timeout_s: for the body, without the start of the processes.
         join: call ``init_process_group("gloo")`` first; False leaves that to the body. A launcher's variables are set.
-        fresh: use new processes, for a body with effects that cannot be undone.
+        fresh: use new processes; a body with lasting effects needs them.
         check: called in the parent with the results of the bodies, by rank.
 
     Raises:

@@ -160,7 +160,7 @@ class SearcherContract(ABC):
         """Return a new searcher."""
 
     def suggested(self, count: int, seed: int) -> list[dict[str, Plain]]:
-        """Return the settings of up to `count` trials, each of which gets a score before the next suggestion."""
+        """Return the settings of up to `count` trials; each gets a score before the next suggestion."""
         searcher = self.make()
         searcher.begin(self.space, seed)
         found = []

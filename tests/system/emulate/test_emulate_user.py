@@ -76,7 +76,7 @@ def test_the_rest_is_refused_with_node_and_key(tmp_path: Path, key: str, value: 
     worker = str(script(tmp_path, "say(ran=True)"))
     done = emulate(tmp_path, nodes, "--unprivileged", "--", worker)
     assert done.returncode == 2
-    assert f"{key} of node a ({float(value):g}): only the means of an ordinary user were asked for" in done.stderr
+    assert f"{key} of node a ({float(value):g}): emulation without root was requested" in done.stderr
     assert f"--leave-out {key}" in done.stderr
     assert not (tmp_path / "run").exists()
     without = emulate(tmp_path, nodes, "--unprivileged", "--leave-out", key, "--", worker)
