@@ -32,7 +32,8 @@ CODE = re.compile(
 )
 COMMENT = re.compile(r"(?:^\s*|  )(#):?(?: |$)(.*)")
 LITERAL_BLOCK = re.compile(r"(?<=::\n)(\s*\n|(?P<indent> +)\S.*\n(?:(?P=indent).*(?:\n|\Z)|\s*\n)*)+")
-ZERO = ("first", "help")
+WORDS = re.compile(r"(?<!\S)[a-zA-Z']{2,}(?!\S)")
+ZERO = ("first", "help", "texts")
 FIRST = [ROOT / "docs" / name for name in ("getting-started", "compare", "tutorials")]
 """The folders of pages that a visitor reads first."""
 Node = ast.Expr | ast.Raise | ast.Constant | ast.JoinedStr
@@ -106,6 +107,15 @@ def messages(module: Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "\n".join(text for given in raised.args for text in strings(given))
 
 
+def texts(module: Module) -> Iterator[tuple[int, str]]:
+    """The strings of a file with three words or more, such as captions; no docstrings."""
+    inner = {id(part) for node in nodes(module) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner |= {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
+    for node in nodes(module):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in inner:
+            yield from ((node.lineno, text) for text in strings(node) if len(WORDS.findall(text)) >= 3)
+
+
 def strings(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Constant):
         yield from [node.value] if isinstance(node.value, str) else []
@@ -150,7 +160,7 @@ def area(name: str) -> tuple[Prose, ...]:
         return tuple(helps())
     if name == "docs":
         return tuple(pages([path for path in sorted(docs.rglob("*.md")) if path not in first]))
-    kinds = {"source": (docstrings, comments), "errors": (messages,)}[name]
+    kinds = {"source": (docstrings, comments), "errors": (messages,), "texts": (texts,)}[name]
     return tuple(
         Prose(place, line, prose(text))
         for place, module in sources(SOURCE)
@@ -175,7 +185,7 @@ def hits(pattern: str, where: str) -> tuple[str, ...]:
 
 
 def ceiling(pattern: str, where: str) -> float:
-    return 0 if where in ZERO else PATTERNS[pattern].get(where, math.inf)
+    return PATTERNS[pattern].get(where, 0 if where in ZERO else math.inf)
 
 
 def fragments(texts: list[str]) -> float:
@@ -197,7 +207,7 @@ def counted(name: str) -> dict[str, int]:
     return {place: found for place, module in sources(*folders) if (found := count(module))}
 
 
-@pytest.mark.parametrize("where", ["first", "help", "docs", "source", "errors"])
+@pytest.mark.parametrize("where", ["first", "help", "docs", "source", "errors", "texts"])
 def test_no_pattern_is_more_frequent(where: str) -> None:
     over = [
         f"{rule['rule']} {rule['regex']!r}: {len(found)}, at most {ceiling(name, where)}; say: {rule['say']}\n  "
@@ -223,10 +233,12 @@ def test_code_is_no_prose() -> None:
 
 def test_texts_of_a_file_are_found() -> None:
     text = '"""One.\n\n    # Two.\n    """\nx = 1\n"""Three."""\nif x:  # four\n    # five\n    # six\n'
-    module = Module("bad", text + '    raise ConfigError(f"seven {x}: " "eight")\n')
+    code = '    raise ConfigError(f"seven {x}: " "eight")\n    y = f"nine {x} and ten", "eleven and"\n'
+    module = Module("bad", text + code)
     assert [*docstrings(module)] == [(1, "One.\n\n# Two."), (6, "Three.")]
     assert [*comments(module)] == [(7, "four"), (8, "five\nsix")]
     assert [*messages(module)] == [(10, "seven _: eight")]
+    assert [*texts(module)] == [(11, "nine _ and ten")]
 
 
 def test_few_summaries_are_fragments() -> None:

@@ -85,7 +85,7 @@ def _sums(state: RunProgress) -> Iterator[Metric]:
     changes = state.changes.all
     moved = {"came": sum(len(one.came) for one in changes), "left": sum(len(one.left) for one in changes)}
     yield _counter("worker_changes", "Workers that came or left.", moved, "change")
-    yield _counter("events", "Events in the journal, for each name.", state.happened, "event")
+    yield _counter("events", "The number of events in the journal with this name.", state.happened, "event")
     lines = state.messages.lines
     sent = {line: sum(one.sent_bytes for one in uses.values()) for line, uses in lines.items()}
     yield _counter("line_sent_bytes", "Bytes that all workers sent over a line.", sent, "line")
