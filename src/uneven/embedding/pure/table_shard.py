@@ -103,7 +103,7 @@ class TableShard:
                 raise Refused(Refusal.RANK)
             rank, number = message.rank, message.number
             trainer = self._crew[rank]
-            trainer.heard_s = now_s  # before its content is checked: an invalid request is a sign of life, too
+            trainer.heard_s = now_s  # before its content is checked: an invalid request is a heartbeat, too
             return rank, self._timed(message, trainer, now_s)
         except Refused as refused:
             self.counts[refused.reason.value] += 1
