@@ -6,7 +6,8 @@ The pages in ``docs/tutorials`` are the only source. A block of Python becomes a
 commands; all other text becomes Markdown. Sphinx writes the notebooks next to the pages, for readers to download; git
 ignores them. The command executes each one in an empty folder, writes it with its outputs to ``build/notebooks``, and
 fails if a cell fails or the last one draws nothing. With --pictures the pages show what the last cells have drawn.
-With --code it executes nothing, and writes the code of each page into a folder of ``build/tutorials``, for `make types`.
+With --code it executes nothing, and writes the code of each page into a folder of ``build/tutorials`` that `make types`
+reads.
 """
 
 from __future__ import annotations
