@@ -47,7 +47,7 @@ _FIRST = 48  # steps that are measured in any case
 _SPARSEST = 64  # one burst in 64 is measured at least
 
 
-class _Sums:
+class _StepSums:
     """What has happened since a point in time."""
 
     __slots__ = ("data_s", "elements", "evaluated_s", "meetings", "samples", "saved_s")
@@ -60,7 +60,7 @@ class _Sums:
         self.saved_s = 0.0  # in torch.save
         self.meetings: list[float] = []  # seconds of each
 
-    def add(self, later: _Sums) -> None:
+    def add(self, later: _StepSums) -> None:
         self.data_s += later.data_s
         self.samples += later.samples
         self.elements += later.elements
@@ -74,7 +74,7 @@ class _Mark:
 
     __slots__ = ("at_s", "process_s", "sums", "thread")
 
-    def __init__(self, sums: _Sums, thread: tuple[int, int]) -> None:
+    def __init__(self, sums: _StepSums, thread: tuple[int, int]) -> None:
         self.at_s = _now()
         self.sums = sums
         self.thread = thread
@@ -95,7 +95,7 @@ class Probe:
         self._clock = RunQueueClock()
         self._run = run
         self._size = size
-        self._sums = _Sums()
+        self._sums = _StepSums()
         self._mark: _Mark | None = None
         self._before: _Mark | None = None
         self._stepped: set[int] = set()  # optimizers in this step
@@ -287,7 +287,7 @@ class Probe:
         if self._resting:
             self._mark = None
             return
-        sums, self._sums = self._sums, _Sums()
+        sums, self._sums = self._sums, _StepSums()
         if self._mark is not None:  # of another optimizer in this step
             self._mark.sums.add(sums)
             sums = self._mark.sums
@@ -302,7 +302,7 @@ class Probe:
         before, self._before, self._mark = self._before, mark, None
         self._evaluated_at_s = math.nan
         if mark is None:
-            self._sums = _Sums()
+            self._sums = _StepSums()
         elif before is not None:
             whole_s, _, queued_s = mark.since(before)
             self._costs.append((self._spent_s, whole_s - queued_s))

@@ -34,7 +34,7 @@ _LOCAL = "with local:every=8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class RemedyWorld:
     """Machines of which one is slower."""
 
     slow: int  # its rank
@@ -56,7 +56,7 @@ class World:
         return faster, f"without rank {self.slow}", "with lb-bsp", _LOCAL, f"with lb-bsp and {_LOCAL}"
 
 
-def drawn(seed: int, count: int, steps: int) -> list[World]:
+def drawn(seed: int, count: int, steps: int) -> list[RemedyWorld]:
     """Return the machines of a seed: in turn with other devices and slow links, and with other quotas."""
     rng = random.Random(seed)
     made = []
@@ -66,7 +66,7 @@ def drawn(seed: int, count: int, steps: int) -> list[World]:
         slower = [times if rank == slow else 1.0 for rank in range(WORKERS)]
         devices = number % 2 == 0
         made.append(
-            World(
+            RemedyWorld(
                 slow=slow,
                 cores=() if devices else tuple(fast / one for one in slower),
                 sample_s=tuple(0.002 * one for one in slower) if devices else (0.001,) * WORKERS,
@@ -78,7 +78,7 @@ def drawn(seed: int, count: int, steps: int) -> list[World]:
     return made
 
 
-def compared(world: World, folder: Path, seed: int, progress: Progress) -> dict[str, Any]:
+def compared(world: RemedyWorld, folder: Path, seed: int, progress: Progress) -> dict[str, Any]:
     """Play the remedies of these machines. Result: ``as_it_was`` and, by text, ``remedies``: each with the expected
     and measured values, and the error, expected ÷ measured − 1."""
     task = {"world": asdict(world), "what": "remedies"}
@@ -111,7 +111,7 @@ class _Samples(Dataset[torch.Tensor]):
 class _Model(nn.Module):
     """A model that takes the same time for each sample."""
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: RemedyWorld, rank: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, world.parameters // 17), nn.ReLU())
         self._sample_s = world.sample_s[rank]
@@ -125,7 +125,7 @@ class _Model(nn.Module):
 class _Loop:
     """The loops of one worker on these machines."""
 
-    def __init__(self, me: StageWorker, world: World) -> None:
+    def __init__(self, me: StageWorker, world: RemedyWorld) -> None:
         self._me = me
         self._world = world
         self._others = dist.new_group([rank for rank in range(WORKERS) if rank != world.slow])
@@ -191,7 +191,7 @@ def play(me: StageWorker) -> dict[str, Any]:
     """Play the remedies of the task; the slow worker's machine stays slow but for one of them."""
     told = me.task["world"]
     rows = {key: tuple(told[key]) for key in ("cores", "sample_s", "mbit_per_s")}
-    world = World(**{**told, **rows})
+    world = RemedyWorld(**{**told, **rows})
     loop = _Loop(me, world)
     faster, without, shares, local, both = world.texts
     arms: dict[str, Callable[[], float]] = {

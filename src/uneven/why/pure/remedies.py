@@ -20,7 +20,7 @@ _BALANCED = "uneven run --balance lb-bsp train.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Cure:
     """A remedy before it is simulated."""
 
     text: str  # for the simulation, see `cluster.pure.plan.what_if.parse`
@@ -28,7 +28,7 @@ class Change:
     command: str = ""
 
 
-_RARELY = Change(_LOCAL, "averaging every 8 steps instead of each", "uneven run --sync local:every=8 train.py")
+_RARELY = Cure(_LOCAL, "averaging every 8 steps instead of each", "uneven run --sync local:every=8 train.py")
 
 
 def with_remedies(found: Explanation, records: Sequence[Record]) -> Explanation:
@@ -68,7 +68,7 @@ def simulation(run: str, records: Sequence[Record], texts: Sequence[str], seed: 
     return simulated(run, _with_transfers(records), texts, seed, least=_STEPS)
 
 
-def changes(found: Explanation) -> list[Change]:
+def changes(found: Explanation) -> list[Cure]:
     """Return the remedies that can apply to a run."""
     communicate_s = median([one.communicate_s for one in found.workers] or [0.0])
     if found.suspects and found.suspects[0].cause != "link":
@@ -79,24 +79,24 @@ def changes(found: Explanation) -> list[Change]:
     if found.suspects:  # of a ring, the slowest link sets the time
         factor = max(0.01, 1 - found.suspects[0].late_s / communicate_s)
         words = f"a link of rank {found.suspects[0].rank} as fast as the others'"
-    return [Change(f"an exchange {factor:.3f} times as long", words), _RARELY]
+    return [Cure(f"an exchange {factor:.3f} times as long", words), _RARELY]
 
 
-def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Change]:
+def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Cure]:
     others = [one for one in found.workers if one.rank not in {suspect.rank for suspect in found.suspects}]
     middle = sorted(others or found.workers, key=lambda one: one.own_s)[len(others or found.workers) // 2]
     words = {"data": "more loader workers: rank {} loads as fast as the others"}.get(
         slow.cause, "rank {} as fast as the others"
     )
-    made = [Change(f"rank {slow.rank} as fast as rank {middle.rank}", words.format(slow.rank))]
+    made = [Cure(f"rank {slow.rank} as fast as rank {middle.rank}", words.format(slow.rank))]
     if len(found.workers) > 2:
-        made.append(Change(f"without rank {slow.rank}", f"leaving rank {slow.rank} out"))
+        made.append(Cure(f"without rank {slow.rank}", f"leaving rank {slow.rank} out"))
     if slow.cause == "batch":  # equal costs take equal times, as shares that follow the speed do
-        made.append(Change(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED))
+        made.append(Cure(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED))
     else:
-        made.append(Change(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED))
+        made.append(Cure(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED))
     command = "uneven run --balance lb-bsp --sync local:every=8 train.py"
-    both = Change(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", command)
+    both = Cure(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", command)
     return [*made, _RARELY, both]
 
 

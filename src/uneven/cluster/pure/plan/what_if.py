@@ -40,7 +40,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedCase:
+class SimulatedCase:
     """One simulated case."""
 
     words: str  # the change
@@ -60,7 +60,7 @@ class WhatIf:
     measured_per_s: float
     measured_s: float
     durations_s: list[float]  # of its iterations
-    played: tuple[PlayedCase, ...]  # first without a change
+    played: tuple[SimulatedCase, ...]  # first without a change
     currency: str = "$"
 
     @property
@@ -68,7 +68,7 @@ class WhatIf:
         """The error of the simulation without a change: simulated ÷ measured throughput − 1."""
         return self.played[0].samples_per_s / self.measured_per_s - 1
 
-    def gain(self, one: PlayedCase) -> float:
+    def gain(self, one: SimulatedCase) -> float:
         """Return the gain in throughput, simulated against simulated, so that common errors cancel out."""
         return one.samples_per_s / self.played[0].samples_per_s
 
@@ -271,7 +271,7 @@ def _durations_s(taken: Sequence[Iteration]) -> list[float]:
     return [one.whole_s for one in taken if math.isfinite(one.whole_s)]
 
 
-def _play(words: str, case: RecordedCase, count: int, seed: int, *, one_processor: bool) -> PlayedCase:
+def _play(words: str, case: RecordedCase, count: int, seed: int, *, one_processor: bool) -> SimulatedCase:
     scenario = Scenario(
         spec=case.spec,
         balancer=balancers.resolve(case.balance),
@@ -286,4 +286,4 @@ def _play(words: str, case: RecordedCase, count: int, seed: int, *, one_processo
         figures = played(scenario, records.append)
     taken = iterations(records)
     paid = price(case.spec, figures) if priced(case.spec) else None
-    return PlayedCase(words, figures.samples_per_s, summarize(taken).iteration_s, _durations_s(taken), paid)
+    return SimulatedCase(words, figures.samples_per_s, summarize(taken).iteration_s, _durations_s(taken), paid)
