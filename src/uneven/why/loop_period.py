@@ -18,13 +18,17 @@ class LoopPeriod:
         self._period = 0
         self._count = 0
 
-    def ended(self) -> bool:
-        """Count a meeting, which the caller of this method's caller has waited for; return if a step ends with it."""
+    def ended(self, issued: Hashable) -> bool:
+        """Count a meeting, which the caller of this method's caller has waited for; return if a step ends with it.
+
+        Args:
+            issued: the last operation that torch has reported, as (name, bytes); None if this torch reports none.
+        """
         if self._period:
             self._count += 1
             return self._count % self._period == 0
         if len(self._seen) < _MOST:
-            self._seen.append(_signature(sys._getframe(2)))
+            self._seen.append((issued, _signature(sys._getframe(2))))
             if len(self._seen) % _SEARCHED == 0:
                 self._period = period(self._seen)
         return False

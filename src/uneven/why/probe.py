@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from statistics import median
@@ -105,6 +105,8 @@ class Probe:
         self._undo: list[Callable[[], None]] = []
         self._inside = 0  # depth of measured calls, so that a wait within a wait counts once
         self._loop: LoopPeriod | None = LoopPeriod()  # None once an optimizer has stepped
+        self._issued: Hashable = None  # the last collective operation, as torch reports it
+        self._groups: list[Any] = []  # that report it, until an optimizer has stepped
         self._writer: BackgroundWriter | None = None
         self._facts: FactsThread | None = None
         self._session = False  # one of uneven writes the steps
@@ -169,6 +171,7 @@ class Probe:
 
     def _end(self) -> None:
         self._off = True
+        self._leave_groups()
         for undo in reversed(self._undo):
             undo()
         if self._facts is not None:
@@ -210,6 +213,21 @@ class Probe:
         self._around(DistributedDataParallel, "_sync_buffers", self._met)
         self._around(_distributed_c10d.Work, "wait", self._met)
         self._around(_functional_collectives, "wait_tensor", self._met)
+        group = torch.distributed.group.WORLD
+        if group is not None and hasattr(group, "register_pre_hook"):  # torch 2.14 or later
+            group.register_pre_hook(id(self), self._issues)
+            self._groups.append(group)
+
+    def _issues(self, operation: Any) -> None:
+        # Not guarded: the end of the measurement removes this hook, and torch crashes if a hook is removed within it.
+        try:
+            self._issued = operation.name, sum(tensor.nbytes for tensor in operation.input_tensors)
+        except (AttributeError, TypeError):  # torch calls this interface unstable
+            self._issued = None
+
+    def _leave_groups(self) -> None:
+        while self._groups:
+            self._groups.pop().unregister_pre_hook(id(self))
 
     def _around(self, owner: Any, name: str, hook: Callable[..., None], *, timed: bool = True) -> None:
         """Call ``hook(seconds, result, arguments)`` after each call of ``owner.name`` in the training thread."""
@@ -251,9 +269,9 @@ class Probe:
         if self._session and self._forward:
             return  # a session waits within the backward pass, whose end counts as a whole
         self._sums.meetings.append(seconds)
-        if self._loop is not None and self._loop.ended():
+        if self._loop is not None and self._loop.ended(self._issued):
             if self._iteration < 0 and _has_optimizer():
-                self._loop = None
+                self._leave_loop()
             else:
                 self._mark_here()
                 self._end_step(self._mark)
@@ -278,8 +296,12 @@ class Probe:
             self._end_step(self._mark)
             self._stepped.clear()
 
-    def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
+    def _leave_loop(self) -> None:
         self._loop = None
+        self._leave_groups()
+
+    def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
+        self._leave_loop()
         self._stepped.add(id(optimizer))
         self._mark_here()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +84,43 @@ def test_an_error_in_the_measurement_ends_the_measurement_alone(me: RankContext,
     again = attach(Path(tmp_path) / f"again-{me.rank}")
     assert again.measures
     again.close()
+
+
+def _as_torch_214(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an older torch report all_reduce and broadcast as 2.14 does."""
+    distributed, group = torch.distributed, torch.distributed.ProcessGroup
+    hooks: dict[int, Callable[[Any], None]] = {}
+
+    def reporting(name: str) -> Callable[..., Any]:
+        original = getattr(distributed, name)
+
+        def call(tensor: torch.Tensor, *options: Any) -> None:
+            for hook in list(hooks.values()):
+                hook(SimpleNamespace(name=name, input_tensors=[tensor]))
+            original(tensor, *options)
+
+        return call
+
+    monkeypatch.setattr(group, "register_pre_hook", lambda _, number, hook: hooks.update({number: hook}), raising=False)
+    monkeypatch.setattr(group, "unregister_pre_hook", lambda _, number: hooks.pop(number), raising=False)
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(distributed, name, reporting(name))
+
+
+@ranks(2)
+def test_operations_that_torch_reports_tell_the_steps_of_a_loop_apart(me: RankContext, tmp_path: str) -> None:
+    """All meetings of this loop wait in one line for one size."""
+    with pytest.MonkeyPatch.context() as patches:
+        if not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"):
+            _as_torch_214(patches)
+        probe = attach(tmp_path)
+        for _ in range(40):
+            for operation in ("all_reduce", "broadcast"):
+                getattr(torch.distributed, operation)(torch.ones(3), *(0,) * (operation == "broadcast"))
+        probe.close()
+    torch.distributed.barrier()
+    steps = [one for one in journal.read(Path(tmp_path)).ranks[me.rank] if isinstance(one, StepRecord)]
+    assert 20 <= len(steps) <= 40
 
 
 @ranks(2)

@@ -24,6 +24,7 @@ def explained(
     steps: int = STEPS,
     everyone: dict[str, float] | None = None,
     apart: int = 0,
+    meet: bool = True,
 ) -> Explanation:
     """Return the answer for four workers with these seconds of lateness; ``pauses``: step → rank of a long step, -1 for
     all of them; ``everyone``: facts of all workers."""
@@ -43,7 +44,7 @@ def explained(
                 batch=8,
                 data_s=data.get(rank, 0.0),
                 compute_s=seconds - data.get(rank, 0.0),
-                wait_s=longest_s - seconds,
+                wait_s=longest_s - seconds if meet else 0.0,
                 communicate_s=communicate_s,
                 control_s=0.0,
             )
@@ -73,6 +74,12 @@ def test_equal_workers_have_no_suspect() -> None:
 
 def test_a_lateness_that_chance_explains_has_no_suspect() -> None:
     assert not explained(noise=0.05).suspects
+
+
+def test_workers_that_never_meet_name_no_worker() -> None:
+    found = explained(late={2: 0.03}, communicate_s=0.0, meet=False)
+    assert not found.suspects
+    assert "exchange nothing" in found.note
 
 
 def test_too_few_steps_name_no_worker() -> None:

@@ -210,6 +210,8 @@ def judge(
     note = ""
     if len(ranks) < 2:
         note = "there is one worker, so there is none to compare it with"
+    elif not any(timing.wait_s + timing.communicate_s > 0.0 for one in usual for timing in one.timings.values()):
+        note = "the workers exchange nothing: each of them trains alone, and no worker waits for another"
     elif len(usual) < LEAST_STEPS:
         note = f"{len(usual)} steps are too few to name a worker: record {LEAST_STEPS} or more"
     else:
