@@ -285,11 +285,12 @@ def machines(
     """
 
 
-@bench("why", whole="half an hour", quick="a minute and a half")
+@bench("why", whole="half an hour", case="six minutes", quick="a minute and a half")
 def why(
     quick: Quick = False,
     json: Json = False,
     seed: Seed = None,
+    case: Case = None,
     only: Annotated[int | None, typer.Option("--only", metavar="K", help="Play the K-th run alone.")] = None,
 ) -> None:
     """Is the slow worker named, with the right cause, and is nothing said of equal ones?
@@ -298,6 +299,8 @@ def why(
     garbage collection, compilation, page faults, …) under DDP, FSDP2 and a plain loop; 40 without one, half of them
     beside busy loops; the time that the measurement adds to steps of 5 and 50 ms; and the promised gain of each remedy
     against that of really doing it, on emulated machines. Slow links and remedies need root.
+
+    Case: rivals, seven scripts that TraceML explains as well, where it is installed.
     """
 
 

@@ -104,9 +104,10 @@ class Probe:
         self._forward: dict[int, tuple[Any, float]] = {}  # DDP models between forward and backward pass
         self._undo: list[Callable[[], None]] = []
         self._inside = 0  # depth of measured calls, so that a wait within a wait counts once
-        self._loop: LoopPeriod | None = LoopPeriod()  # None once an optimizer has stepped
+        self._loop: LoopPeriod | None = LoopPeriod()  # None once there is an optimizer
+        self._trains = False  # a backward pass has ended: the meetings before belong to the start of the script
         self._issued: Hashable = None  # the last collective operation, as torch reports it
-        self._groups: list[Any] = []  # that report it, until an optimizer has stepped
+        self._groups: list[Any] = []  # that report it, until there is an optimizer
         self._writer: BackgroundWriter | None = None
         self._facts: FactsThread | None = None
         self._session = False  # one of uneven writes the steps
@@ -269,7 +270,7 @@ class Probe:
         if self._session and self._forward:
             return  # a session waits within the backward pass, whose end counts as a whole
         self._sums.meetings.append(seconds)
-        if self._loop is not None and self._loop.ended(self._issued):
+        if self._loop is not None and self._trains and self._loop.ended(self._issued):
             if self._iteration < 0 and _has_optimizer():
                 self._leave_loop()
             else:
@@ -282,6 +283,7 @@ class Probe:
             self._forward[id(model)] = model, _now() - seconds  # when the reducer starts its clock
 
     def _backward_ended(self, _: float, __: Any, ___: Any) -> None:
+        self._trains = True
         if not self._forward:
             return
         ended_s = _now()

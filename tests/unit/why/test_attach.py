@@ -86,6 +86,10 @@ def test_an_error_in_the_measurement_ends_the_measurement_alone(me: RankContext,
     again.close()
 
 
+def _backward() -> None:
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 def _as_torch_214(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an older torch report all_reduce and broadcast as 2.14 does."""
     distributed, group = torch.distributed, torch.distributed.ProcessGroup
@@ -114,6 +118,7 @@ def test_operations_that_torch_reports_tell_the_steps_of_a_loop_apart(me: RankCo
         if not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"):
             _as_torch_214(patches)
         probe = attach(tmp_path)
+        _backward()
         for _ in range(40):
             for operation in ("all_reduce", "broadcast"):
                 getattr(torch.distributed, operation)(torch.ones(3), *(0,) * (operation == "broadcast"))
@@ -126,7 +131,9 @@ def test_operations_that_torch_reports_tell_the_steps_of_a_loop_apart(me: RankCo
 @ranks(2)
 def test_a_loop_without_an_optimizer_has_steps(me: RankContext, tmp_path: str) -> None:
     probe = attach(tmp_path)
-    for _ in range(40):
+    for number in range(80):
+        if number == 40:  # the same meetings before the first backward pass are no steps
+            _backward()
         for size in (3, 5):
             torch.distributed.all_reduce(torch.ones(size))
     probe.close()

@@ -160,6 +160,11 @@ def test_workers_of_one_full_machine_are_marked() -> None:
     assert found.shared
 
 
+def test_a_late_timer_on_a_busy_machine_does_not_mean_that_a_worker_is_stopped() -> None:
+    late = {rank: {"late_s": 0.1, "clock_s": 0.2, "whole_s": 0.2 if rank == 2 else 0.1} for rank in range(4)}
+    assert [one.cause for one in explained(late={2: 0.1}, facts=late).suspects] == ["blocked"]
+
+
 def test_two_slow_workers_are_both_named() -> None:
     found = explained(late={1: 0.1, 3: 0.2})
     assert [one.rank for one in found.suspects] == [3, 1]

@@ -25,12 +25,13 @@ from uneven.cluster.emulate.netns import EmulatedNetwork
 from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.wiring import Wiring
 from uneven.cluster.pure.describe.spec import Node
+from uneven.errors import UnknownNameError
 from uneven.testing.ranks import run_ranks
 from uneven.why.explanation import explain
 from uneven.why.pure.causes import Explanation
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress, table_of
-from uneven_bench.why import remedies
+from uneven_bench.why import remedies, rivals
 from uneven_bench.why.body import overhead, train
 from uneven_bench.why.cases import CAUSES, PAUSES, WORKERS, WhyCase, drawn
 
@@ -45,7 +46,17 @@ _WITHIN_S = 180.0
 _BUSY = "while True: pass"
 
 
-def run(quick: bool, progress: Progress, seed: int | None = None, only: int | None = None) -> dict[str, Any]:
+def run(
+    quick: bool, progress: Progress, seed: int | None = None, only: int | None = None, case: str | None = None
+) -> dict[str, Any]:
+    """Play the drawn runs, or with the case "rivals" other tools. Raises UnknownNameError: there is no such case."""
+    if case not in (None, "rivals"):
+        raise UnknownNameError("case", case, ["rivals"])
+    play = rivals.run if case else _run
+    return play(quick, progress, SEED if seed is None else seed, only)
+
+
+def _run(quick: bool, progress: Progress, seed: int, only: int | None) -> dict[str, Any]:
     """Play 60 runs with a cause and 40 without; with ``quick``, 3 and 2. ``only``: one run.
 
     Result: ``rank_right`` and ``cause_right`` (parts of the runs with a cause), ``silent_right`` (of the equal ones),
@@ -53,7 +64,6 @@ def run(quick: bool, progress: Progress, seed: int | None = None, only: int | No
     halves), ``as_it_was_error`` and ``remedy_error`` (median and worst, without sign; with root),
     ``worlds``, ``wrong``.
     """
-    seed = SEED if seed is None else seed
     cases = drawn(seed, *((FEW_WITH_CAUSE, FEW_EQUAL) if quick else (WITH_CAUSE, EQUAL)))
     if only is not None:
         cases = [one for one in cases if one.number == only]
@@ -187,6 +197,8 @@ def _overhead(step_s: float, pairs: int) -> dict[str, float]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
+    if "beside" in result:
+        return rivals.tables(result)
     counts = result["runs"]
     rows = [
         ("right rank", f"{counts['cause']} runs", _percent(result["rank_right"]), "≥ 95 %"),

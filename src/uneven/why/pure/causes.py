@@ -30,7 +30,7 @@ _WRITTEN = 1e6  # bytes of a pause that writes files
 _QUEUED = 0.2  # part of a worker's own time without a processor; above, its machine is full
 _PAGES = 20.0  # a step, read from disk because they were not in memory
 _SLOW_LINK = 0.5  # of the other workers' rate
-_STOPPED = 0.05  # lateness of the probe's own timer per second; above, the whole process stops at times
+_STOPPED = 0.05  # excess lateness of the probe's own timer per second; above, the whole process stops at times
 EXCHANGING = 0.15  # part of a step; below, no link is to blame
 
 
@@ -337,7 +337,7 @@ def _cause(
     if found := _slow_device(mine, others):
         return found
     if still_s >= enough_s:
-        return _still(mine, still_s)
+        return _still(mine, still_s, _late_part(mine) - median(_late_part(one) for one in others))
     clock = _ratio(mine.mean("clock"), median(one.mean("clock") for one in others))
     if 0.0 < clock < _LOWER:
         return "clock", f"its processor runs at {clock:.0%} of the others' clock rate"
@@ -389,8 +389,14 @@ def _without_processor(mine: FactSums, queued_s: float, excess: Callable[[str], 
     return "contention", f"it waits {_ms(mine.per_step('queued_s'))} of a step for a processor; {whose} runs there"
 
 
-def _still(mine: FactSums, still_s: float) -> tuple[str, str]:
-    if _ratio(mine.sums.get("late_s", 0.0), mine.sums.get("clock_s", 0.0)) >= _STOPPED:
+def _late_part(one: FactSums) -> float:
+    """Return the part of the time by which the probe's own timer was late. On a busy machine all are late."""
+    clock_s = one.sums.get("clock_s", 0.0)
+    return one.sums.get("late_s", 0.0) / clock_s if clock_s else 0.0
+
+
+def _still(mine: FactSums, still_s: float, later: float) -> tuple[str, str]:
+    if later >= _STOPPED:
         return "stopped", f"all its threads did not run for {_ms(still_s)} of a step: a signal or a freezer stops it"
     return "blocked", f"its thread sleeps for {_ms(still_s)} of a step, and does not wait for a processor"
 
