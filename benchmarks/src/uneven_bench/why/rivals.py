@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from uneven.why.explain import explain
+from uneven.why import explain
 from uneven_bench.elastic.arms import free_port
 from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.why.cases import WORKERS
