@@ -260,7 +260,7 @@ def _worker_table(run: RunData) -> PageTable:
 
 def _add_changes(page: Page, run: RunData) -> None:
     figure = changes.batches_and_times(run, figures.points(run))
-    about = "Each worker's samples, and the time of its part of a step: data, compute, its side of the exchange."
+    about = "Each worker's samples, and the time of its own part of a step: data, compute, its side of the exchange."
     if figure["layout"]["annotations"]:
         about += " Dashed: events of the cluster."
     if any(trace.get("name") in changes.PHASES for trace in figure["data"]):

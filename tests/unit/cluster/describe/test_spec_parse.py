@@ -249,7 +249,7 @@ MISTAKES: list[tuple[str, str]] = [
     (NODE + "[[events]]\ndo = 'kill'\nnode = 'aa'\nat_s = 1", "node in event 'kill': 'aa'; did you mean 'a'?"),
     (
         NODE + "[[events]]\ndo = 'kill'\nnode = 'a'",
-        "test.toml: [[events]] number 1: event 'kill' of node 'a' has neither",
+        "test.toml: [[events]] number 1: event 'kill' of node 'a' has no at_s",
     ),
     (NODE + "[[events]]\ndo = 'kill'\nnode = 'a'\nat_s = 1\nat_iteration = 1", "has both at_s and at_iteration"),
     (NODE + "[[events]]\ndo = 'kill'\nnode = 'a'\nat = 1", "[[events]] number 1: unknown key 'at'"),
