@@ -299,7 +299,7 @@ class Never(SyncPolicy):
 
 
 def test_workers_that_wait_for_ever_are_named() -> None:
-    with pytest.raises(TrainingError, match=r"rank 0 never ends step 1 \(2 of 2 workers are held up\)"):
+    with pytest.raises(TrainingError, match=r"rank 0 never ends step 1 \(2 of 2 workers are blocked\)"):
         Ran(cluster(node("a"), node("b")), Never())
 
 

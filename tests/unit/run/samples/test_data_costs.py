@@ -92,7 +92,7 @@ def test_workers_without_samples_take_part_and_the_rest_goes_on_after_a_resume()
         (Numbers(20), {"cost": np.ones(19)}, "give one number for each of the 20 samples"),
         (Numbers(20), {"cost": [1.0] * 19 + [0.0]}, "cost of sample 19 is 0.0"),
         (Numbers(20), {"cost": [np.nan] + [1.0] * 19}, "cost of sample 0 is nan"),
-        (Numbers(20), {"padded": True}, "give cost="),
+        (Numbers(20), {"padded": True}, "padded=True needs cost="),
         (NumberStream(20), {"cost": np.ones(20)}, "cost with a stream"),
     ],
 )
