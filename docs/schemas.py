@@ -142,14 +142,14 @@ def cluster() -> Schema:
     page = "clusters.md"
     quantity, nodes = meanings(page, "What changes over time"), meanings(page, "`[[nodes]]`")
     count = {"type": "integer", "minimum": 1, "maximum": MOST_NODES}
-    node = fields(Node, nodes, {"count": count, "present": Trace})
-    every = {key: one for key, one in node["properties"].items() if key not in ("name", "count", "present")}
+    node = fields(Node, nodes, {"count": count, "gpus": count, "present": Trace})
+    every = {key: one for key, one in node["properties"].items() if key not in ("name", "count", "gpus", "present")}
     points = {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}}
     costs = {**{kind: hints(curve) for kind, curve in COSTS.items()}, "measured": {"points": points}}
     parts = {"workload": Workload, "preconditioner": Preconditioning, "tables": TableWork}
     lists = {"events": Event, "links": SiteLink}
     keys = {
-        **{key: hint for key, hint in hints(ClusterSpec).items() if key in ("name", "about", "assumptions")},
+        **{key: hints(ClusterSpec)[key] for key in ("name", "about", "assumptions", "switch_bit_per_s")},
         **{key: fields(kind, meanings(page, f"`[{key}]`")) for key, kind in parts.items()},
         "defaults": table(every, {}),
         "nodes": {"type": "array", "minItems": 1, "items": node},
@@ -165,7 +165,10 @@ def cluster() -> Schema:
                 "anyOf": [number, table(INLINE_KEYS, quantity, ["values"]), table(RECORDED_KEYS, quantity, ["file"])]
             },
             "cost": {
-                "anyOf": [table({"kind": {"const": kind}, **own}, {}, ("kind", *own)) for kind, own in costs.items()]
+                "anyOf": [
+                    number,
+                    *(table({"kind": {"const": kind}, **own}, {}, ("kind", *own)) for kind, own in costs.items()),
+                ]
             },
         },
     }

@@ -166,7 +166,8 @@ def worlds(
 ) -> None:
     """Described clusters, emulated and simulated: do both agree?
 
-    Emulated with real processes, as root, with links. --quick plays steady shares unless a case is named.
+    Emulated with real processes, as root, with links. --quick plays steady shares unless a case is named. --case
+    outside emulates nothing: it compares simulations with measurements of others in UNEVEN_DATA, in half a minute.
     """
 
 

@@ -26,6 +26,7 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
         CliCommand("simulate", "uneven.cli.simulate:command", "Simulate a described cluster in virtual time."),
         CliCommand("plan", "uneven.cli.plan:command", "Rank balancers and policies for a cluster, with reasons."),
+        CliCommand("measure-link", "uneven.cli.measure_link:command", "Measure the link between two machines."),
         CliCommand("fleet", "uneven.cli.fleet:app", "Train many models together on shared data."),
         CliCommand("search", "uneven.cli.search:app", "Search for the best settings of a training."),
         CliCommand("graph", "uneven.cli.graph:app", "Partition a graph for training on several workers."),

@@ -175,6 +175,8 @@ def _notes(page: PlanPage) -> str:
     note += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
     if any(row.twins for row in page.rows):
         note += " * Others are equally fast within 1 %."
+    if any(row.result.unshown for row in page.rows):
+        note += " † Exchanges are further apart than in published runs that learned."
     if hidden := len(page.plan.shown) - len(page.rows):
         note += f" Not shown: {hidden} slower rows of these policies; --balance NAME,… or --format json shows them."
     return note
@@ -200,7 +202,7 @@ def _table(page: PlanPage) -> Table:
         table.add_row(
             str(place),
             balancers.marked(result.choice.balance) + (" *" if row.twins else ""),
-            result.choice.sync,
+            result.choice.sync + ("" if result.unshown is None else " †"),
             *learnt,
             count(result.figures.samples_per_s),
             *_cells(page, row),
@@ -392,6 +394,7 @@ def _row(row: Row, page: PlanPage) -> dict[str, Any]:
         "communicate_share": figures.communicate_share,
         "speed_up": speed_up(row, page),
         "carried": row.result.refused is None,
+        "shown_to_learn": row.result.unshown is None,
         "why": reason(row, page.plan),
     }
     if page.priced:

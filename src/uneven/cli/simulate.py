@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.pure.describe.spec import ClusterSpec
     from uneven.cluster.pure.simulate import RecordedCosts, Scenario, Sink
+    from uneven.cluster.pure.simulate.calibrate import Calibration
     from uneven.policy.core.records import Record
 
 _LEARN = "Training a real model"
@@ -80,6 +81,10 @@ def command(
     ahead: Annotated[
         int | None, played("Batches whose rows trainers request ahead. [default: from `uneven plan`]", metavar="N")
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        played("Fit `achieved` of all links to measured steps, in a CSV file with a column `seconds`.", metavar="CSV"),
+    ] = None,
     compare: Annotated[bool, option(_OUTPUT, "Show the speed-up over even shares under bsp.", "--compare")] = False,
     run_dir: Annotated[
         Path | None, option(_OUTPUT, "Run directory. [default: runs/TIME-CLUSTER]", metavar="DIR")
@@ -102,6 +107,7 @@ def command(
       uneven simulate cluster.toml --balance even --sync ssp:staleness=3
       uneven simulate --costs runs/NAME --balance even     a recorded run, simulated with other settings
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
+      uneven simulate cluster.toml --calibrate points.csv
       uneven simulate lb_bsp_cpu32 --train digits --accuracy 0.9 --sync local:every=8
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
@@ -111,6 +117,9 @@ def command(
 
     lesson = learning.lesson(train, goal, "--accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
+    found = None if calibrate is None else _calibrated(scenario.spec, calibrate)
+    if found is not None:
+        scenario = replace(scenario, spec=found.spec)
     scenario = _with_tables(scenario, tables, ahead)
     if pause is not None:
         scenario = replace(scenario, pause_s=pause)
@@ -123,8 +132,14 @@ def command(
         print(f"uneven: {line}", file=sys.stderr)
     plain = _plain(scenario, lesson) if compare else None
     if form is answer.Form.JSON:
-        answer.write(simulate_page.as_json(scenario, played_out, plain, directory))
+        shown = simulate_page.as_json(scenario, played_out, plain, directory)
+        if found is not None:
+            shown["calibrated"] = {"achieved": found.achieved, "points": found.points, "worst_error": found.worst}
+        answer.write(shown)
         return
+    if found is not None:
+        print(f"Changed in every node: {found}, of {printable(str(calibrate))}.")
+        print("It replaces network, achieved and flow_bit_per_s. All figures below are calibrated.")
     simulate_page.show(scenario, played_out, lesson.goal)
     if plain is not None:
         simulate_page.compare(played_out, plain)
@@ -179,6 +194,13 @@ def _scenario(
         sync=sync,
         versions={"uneven": VERSION},
     )
+
+
+def _calibrated(spec: ClusterSpec, points: Path) -> Calibration:
+    from uneven.cluster import files
+    from uneven.cluster.pure.simulate.calibrate import calibrated
+
+    return calibrated(spec, files.measured_steps(points))
 
 
 def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from uneven.cluster.pure.describe.parse import from_toml, preconditioner_from_toml
 from uneven.cluster.pure.describe.spec import ClusterSpec, Preconditioning
+from uneven.cluster.pure.simulate.calibrate import MeasuredStep
 from uneven.cluster.series import SeriesFiles
-from uneven.errors import UnknownNameError, access
+from uneven.errors import ConfigError, UnknownNameError, access
+from uneven.policy.core.tables import hints, known, located
 
 
 def shipped() -> tuple[str, ...]:
@@ -35,6 +39,29 @@ def load(name_or_path: str | Path) -> ClusterSpec:
             raise UnknownNameError("cluster (and no such file)", name, shipped())
         data = path.read_bytes()
     return from_toml(data, str(path), SeriesFiles(path.parent))
+
+
+def measured_steps(path: Path) -> list[MeasuredStep]:
+    """Return the measured steps of a CSV file with the columns ``seconds`` and, optionally, ``sync``, ``nodes`` and
+    ``batch``. Raises ConfigError, with file and line: unreadable, an unknown column, or a value of another kind."""
+    with access(f"read {path}"):
+        text = path.read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    found = []
+    for line, row in enumerate(rows, start=2):
+        with located(f"{path}, line {line}"):
+            known({key: value for key, value in row.items() if key is not None}, hints(MeasuredStep), "column")
+            made: dict[str, Any] = {key: value for key, value in row.items() if value}
+            try:
+                for key, kind in (("seconds", float), ("nodes", int), ("batch", int)):
+                    if key in made:
+                        made[key] = kind(made[key])
+            except ValueError:
+                raise ConfigError(f"{key} = {made[key]!r}: give a number") from None
+            if not made.get("seconds", 0.0) > 0.0:
+                raise ConfigError("seconds must be a positive number")
+            found.append(MeasuredStep(**made))
+    return found
 
 
 def preconditioner(path: Path) -> Preconditioning:

@@ -92,7 +92,7 @@ def test_other_packages_add_commands_but_replace_none(
     (about / "entry_points.txt").write_text(both)
     monkeypatch.syspath_prepend(tmp_path)
     assert found()["doctor"] == COMMANDS["doctor"]
-    for arguments, said in ((["greet", "you"], "hello you"), (["--help"], "greet     Comes with more.")):
+    for arguments, said in ((["greet", "you"], "hello you"), (["--help"], "greet         Comes with more.")):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert (ended.value.code, said in capsys.readouterr().out) == (0, True)

@@ -32,10 +32,12 @@ from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibr
 from uneven_bench.worlds.compare import BALANCERS, Compared, Pair, Race, close, iteration_s, summarize, summary
 from uneven_bench.worlds.costs import as_in, own_sides, shape_of
 from uneven_bench.worlds.keep import free, write
+from uneven_bench.worlds.outside import bench as outside
 from uneven_bench.worlds.worker import WIDTH
 
 SETTLED = CHANGE_AT + 45  # the first iteration that counts: the split has been found, after a change as well
 QUICK = "steady shares"  # the case of ``--quick``
+OUTSIDE = "outside"  # the case that compares with measurements of others
 _SEEDS = 5
 
 _QUICK_WIDTH = 16
@@ -75,10 +77,12 @@ def run(
     emulated runs as a data set. The result is the object that
     ``--json`` prints; ``docs/measurements/worlds.md`` explains every key. Raises LaunchError: an emulated run failed.
     UnknownNameError: no such case."""
+    if case == OUTSIDE:
+        return outside.run(progress)
     effort = Effort(SETTLED, SETTLED + 12, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
     training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
-    chosen(case, cases(_unknown(training)))
+    chosen(case, [*cases(_unknown(training)), OUTSIDE])
     if keep is not None:
         free(keep)
     isolated = not why_not_isolated()

@@ -31,6 +31,7 @@ class BMUF(Blocks):
     """
 
     evaluation_model = EvaluationModel.CENTRE
+    shown = None
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class DiLoCo(Blocks):
     """
 
     evaluation_model = EvaluationModel.CENTRE
+    shown = 2000  # the longest block of the paper (Douillard et al. 2023)
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whol
 from uneven.policy.sync.local import often
 from uneven.policy.sync.sync_policy import EvaluationModel, Facts, Pace, SyncPolicy
 
+_SHOWN = 100  # local steps in Asynchronous Local-SGD (Liu et al. 2024) [recalled]
+
 
 class Decoupled(SyncPolicy):
     """Asynchronous local steps, with an outer step on the movements of a quorum (after Decoupled DiLoCo, 2026).
@@ -60,6 +62,7 @@ class Decoupled(SyncPolicy):
             waits=f"no worker; the server for the first {self.quorum} learners and {self.grace:g} times their time",
             stale="a learner's replica lacks the merges since its last answer",
             lost_when_one_dies="its unsent movement; the others continue",
+            shown=_SHOWN,
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -14,6 +14,9 @@ _BETA = 0.9  # of α = β / members [recalled]
 _MOST_BETA = 2.0
 
 
+_SHOWN = 64  # τ of the paper, at most (Zhang, Choromanska and LeCun 2015)
+
+
 class EASGD(SyncPolicy):
     """Elastic averaging (2015), asynchronous: d = α (x_i − x̃); x_i −= d; x̃ += d, both from the old values.
 
@@ -55,6 +58,7 @@ class EASGD(SyncPolicy):
                 waits=f"all workers for the slowest, {often(self.every)}",
                 stale="a replica lacks the others' steps; replicas approach each other but are never equal",
                 lost_when_one_dies=f"its steps since the last one, up to {self.every}; the others stop at the next",
+                shown=_SHOWN,
             )
         return Facts(
             payloads=(Payload.PARAMETERS,),
@@ -65,6 +69,7 @@ class EASGD(SyncPolicy):
             waits="no worker",
             stale="a replica lacks the others' steps since its last exchange; replicas are never equal",
             lost_when_one_dies=f"its steps since its last exchange, up to {self.every}; the others continue",
+            shown=_SHOWN,
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Combined, Exchange, Mean, Merge, Moment, Payload, StepPlan
@@ -17,6 +18,7 @@ class Blocks(SyncPolicy):
     """Base class of policies under which all workers merge their parameters every few steps."""
 
     evaluation_model = EvaluationModel.MEAN
+    shown: ClassVar[int | None] = 1200  # updates of a client in a round of FedAvg (McMahan et al. 2017, table 2)
 
     def __init__(self, *, every: int, merge: Merge, name: str) -> None:
         self.every = whole(name, "every", every, least=1)
@@ -41,6 +43,7 @@ class Blocks(SyncPolicy):
             waits=f"all workers for the slowest, {often(self.every)}",
             stale=f"the others' steps of the current block, up to {self.every - 1}" if self.every > 1 else "nothing",
             lost_when_one_dies=f"its steps since the last exchange, up to {self.every}; the others stop at the next",
+            shown=self.shown,
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

@@ -13,6 +13,7 @@ from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPoli
 _ALPHA = {"delta": 1.0, "lerp": 0.5}  # way to write back → its default of α [default]
 
 
+_SHOWN = 30  # the longer period of the paper's rivals with a fixed one, FR-EASGD-30 [recalled]
 LOAD = 0.005  # [default]: exchanges should hardly slow the training down
 
 
@@ -84,6 +85,7 @@ class Shadow(WrappingPolicy):
             pace=Pace.OWN,
             moves=f"{moves}, or as the link allows, in the background",
             waits="no worker",
+            shown=_SHOWN,
             stale="the others' steps since the last exchange began, as many as an exchange takes",
             lost_when_one_dies="its steps since its last finished exchange; "
             + ("the others' exchanges stop" if inner.stops else "the others continue"),

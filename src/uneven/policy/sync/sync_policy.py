@@ -36,6 +36,8 @@ class Facts:
     waits: str  #: the waits, in words
     stale: str  #: the staleness of the parameters, in words
     lost_when_one_dies: str  #: the work that is lost with a worker, in words
+    #: the most steps between two exchanges with which a published run learned; None if unknown
+    shown: int | None = None
 
 
 class TunedPolicy(Protocol):

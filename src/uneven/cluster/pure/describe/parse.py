@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
+from itertools import product
 from typing import Any, TypeVar
 
 from uneven.cluster.pure.describe.quantities import ReadTrace, comings_and_goings, cost, trace
@@ -28,6 +29,8 @@ from uneven.policy.core.cost import Cost
 from uneven.policy.core.tables import Table, convert, document, hints, items, known, located, required, table, text
 
 MOST_NODES = 100_000  # Ten times the number of workers for which decisions were measured. [our choice]
+
+_OF_SEVERAL = ("count", "gpus", "present")  # keys of a table of nodes that are not of one node
 
 Special = dict[Any, Callable[[Any], Any]]
 _Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, TableWork)
@@ -50,9 +53,10 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
     known(document, (*hints(ClusterSpec), "defaults"))
     special = _special(read_trace)
     top = {}
-    for key in ("name", *(key for key in ("about", "assumptions", "currency") if key in document)):
+    optional = ("about", "assumptions", "currency", "switch_bit_per_s")
+    for key in ("name", *(key for key in optional if key in document)):
         with located(key):
-            top[key] = convert(hints(ClusterSpec)[key], required(document, key))
+            top[key] = convert(hints(ClusterSpec)[key], required(document, key), special)
     nodes, events = _nodes(document, read_trace)
     events += [_part(Event, one, where, special) for one, where in _tables(document, "events")]
     if "preconditioner" in document:
@@ -99,15 +103,21 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
     for own, place in _tables(document, "nodes"):
         where = f"[[nodes]] {own['name']!r}" if isinstance(own.get("name"), str) else place
         with located(where):
-            known(own, [*hints(Node), "count", "present"])
+            known(own, [*hints(Node), *_OF_SEVERAL])
             name = text(required(own, "name"))
-            count = convert(int, own.get("count", 1))
-            if not 1 <= count <= MOST_NODES - len(nodes):
-                raise ConfigError(f"count = {count}: give 1 to {MOST_NODES:,}")
+            count, gpus = (convert(int, own.get(key, 1)) for key in ("count", "gpus"))
+            for key, several in (("count", count), ("gpus", gpus)):
+                if not 1 <= several <= MOST_NODES - len(nodes):
+                    raise ConfigError(f"{key} = {several}: give 1 to {MOST_NODES:,}")
+            if count * gpus > MOST_NODES - len(nodes):
+                raise ConfigError(f"count · gpus = {count * gpus:,}: give at most {MOST_NODES:,} in all")
         # A key of the node overrides the same key of the defaults.
-        values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
-        for copy in range(count):
-            values["name"] = f"{name}{copy}" if "count" in own else name
+        values = {**defaults, **{key: value for key, value in own.items() if key not in _OF_SEVERAL}}
+        for copy, gpu in product(range(count), range(gpus)):
+            machine = f"{name}{copy}" if "count" in own else name
+            values["name"] = f"{machine}-{gpu}" if "gpus" in own else machine
+            if gpus > 1:
+                values["card"] = machine
             node = _part(Node, values, where, _special(read_trace, copy, count), defaults.keys() - own)
             nodes.append(node)
             if "present" in own:

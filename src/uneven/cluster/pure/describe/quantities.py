@@ -111,7 +111,10 @@ COSTS: dict[str, Callable[..., Cost]] = {"affine": Affine, "saturating": Saturat
 
 
 def cost(value: Any) -> Cost:
-    """Return the cost curve of a table with a ``kind``: affine, saturating or measured; otherwise raise ConfigError."""
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured; otherwise raise ConfigError.
+    A number is the seconds of every batch."""
+    if not isinstance(value, dict):
+        return Affine(number(value), 0.0)
     given = dict(table(value))
     kind = text(required(given, "kind"))
     del given["kind"]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS, disorder
 from uneven.cluster.pure.describe.cluster_events import Do as Do
 from uneven.cluster.pure.describe.cluster_events import Event as Event
+from uneven.cluster.pure.describe.networks import NETWORKS, Carried
 from uneven.cluster.pure.describe.spec_checks import (
     POSITIVE,
     Amount,
@@ -137,7 +139,13 @@ class Node:
     up_bit_per_s: Trace | None = None
     down_bit_per_s: Trace | None = None
     latency_s: Time = 0.0  # one way, between this node and its switch
+    # kind of its link, with defaults of the next two, see :data:`NETWORKS`; without one, the rate is the achieved one
+    network: str = ""
+    achieved: Positive | None = None  # payload of all connections on its link, relative to the link's rate
+    flow_bit_per_s: Positive | None = None  # the most payload of one connection
     site: str = ""  # its location
+    card: str = ""  # nodes of a site with the same card are GPUs of one machine, and share its link
+    inside_bit_per_s: Amount = 0.0  # from it to the next GPU of its machine; 0 is unlimited
     # for the simulator, Γ(x) of this node's device with all ``cores``; None derives it from the workload's
     # core-seconds
     cost: Cost | None = None
@@ -164,8 +172,17 @@ class Node:
             raise ConfigError(
                 f"{where}: share reaches {max(self.share.values)!r}: give a fraction of cores, or raise cores"
             )
+        if self.network and self.network not in NETWORKS:
+            raise UnknownNameError(f"network of {where}", self.network, NETWORKS)
         if self.cost is not None:
             check_cost(self.cost)
+
+    @property
+    def carried(self) -> Carried:
+        """What its link carries: its own values, or those of its kind of network."""
+        kind = NETWORKS.get(self.network, Carried(None, None))
+        achieved = kind.achieved if self.achieved is None else self.achieved
+        return Carried(achieved, self.flow_bit_per_s or kind.flow_bit_per_s)
 
     @property
     def threads(self) -> int:
@@ -217,6 +234,10 @@ class SiteLink:
         return self.bit_per_s if back is None else back
 
 
+ALL_REDUCES = ("gloo", "ring", "tree")
+"""The ways of an all-reduce: gloo's ring, and the ring and the double binary tree of NCCL."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The computation and traffic of one simulated iteration: the simulator runs no script."""
@@ -226,13 +247,21 @@ class Workload:
     # overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``
     overhead_core_s: Time = 0.005
     per_sample_core_s: Time = 0.0005
+    number_bytes: Several = 4  # of a number on a link: 2 for bfloat16, 1 for int8; ``gradient_bytes`` has 4
+    all_reduce: str = "gloo"  # one of ALL_REDUCES
+    flows: Several = 1  # connections from a worker to the next in an all-reduce
+    exchange_s: Time = 0.0  # time of an all-reduce of the whole model in addition to that of its bytes
+    setup_s: Time = 0.0  # additional time of the first all-reduce of a group
     exchange_core_s: Time = 0.0  # core-seconds of a worker's own side of an exchange
     # core-seconds of a report and of a decision on all reports. They delay nothing here, but a higher cost makes
     # reports rarer, because the slow loop has a budget.
     report_core_s: Time = 0.0
-    # part of the compute time in the backward pass. Gradients become ready evenly over it, so an exchange can
-    # overlap. 2/3 is usual: the backward pass takes twice the work of the forward pass.
+    # part of the compute time in the backward pass, which an exchange can overlap. 2/3 is usual: the backward pass
+    # takes twice the work of the forward pass.
     backward: Amount = 2 / 3
+    # points (part of the backward pass, part of the gradients that are ready then), linear between them; without
+    # points, gradients become ready evenly
+    ready: tuple[tuple[float, ...], ...] = ()
     # first_bucket_bytes, bucket_bytes: sizes of the gradient buckets; defaults are those of
     # DistributedDataParallel, 1 MiB and 25 MiB
     first_bucket_bytes: Several = 2**20
@@ -255,6 +284,16 @@ class Workload:
             raise ConfigError(
                 f"workload: framing = {self.framing!r}: the ratio of bytes sent to bytes of the message is at least 1"
             )
+        points = [(0.0, 0.0), *self.ready, (1.0, 1.0)]
+        if any(len(point) != 2 for point in points) or any(
+            later[0] < point[0] or later[1] <= point[1] for point, later in pairwise(points)
+        ):
+            raise ConfigError(
+                "workload: ready must be a list of rising points, as [[0.25, 0.75], [0.5, 0.94]]. Each has a part of "
+                "the backward pass, and the part of the gradients that are ready then"
+            )
+        if self.all_reduce not in ALL_REDUCES:
+            raise UnknownNameError("workload: all_reduce", self.all_reduce, ALL_REDUCES)
         for key in ("backward", "significant"):
             if getattr(self, key) > 1:
                 raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a fraction: give at most 1")
@@ -275,6 +314,8 @@ class ClusterSpec:
     preconditioner: Preconditioning | None = None
     tables: TableWork = field(default_factory=TableWork)
     currency: str = "$"  # of all prices, as it is printed
+    # all that the nodes of a site send each other through its switch, over time; None is unlimited
+    switch_bit_per_s: Trace | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -21,6 +21,8 @@ def to_toml(spec: ClusterSpec) -> str:
     top = [f"{key} = {_value(getattr(spec, key))}" for key in ("name", "about", "assumptions") if getattr(spec, key)]
     if spec.currency != "$":
         top.append(f"currency = {_value(spec.currency)}")
+    if spec.switch_bit_per_s is not None:
+        top.append(f"switch_bit_per_s = {_value(spec.switch_bit_per_s)}")
     parts = ["\n".join(top)]
     if spec.workload != Workload():
         parts.append(_part("[workload]", spec.workload))

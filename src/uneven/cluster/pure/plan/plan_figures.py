@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -77,18 +78,70 @@ class CombinationResult:
     refused: str | None = None  # why a real run does not support the policy; None if it does
     lesson: TrainingOutcome | None = None
 
+    @property
+    def unshown(self) -> str | None:
+        """The sentence that no published run learned with exchanges so far apart. None if one did, or if none is
+        known."""
+        if self.facts is None or self.facts.shown is None:
+            return None
+        apart = max(self.facts.every, self.figures.steps_apart)
+        if apart <= self.facts.shown:
+            return None
+        return (
+            f"exchanges are {apart:,.0f} steps apart, and no published run that uneven knows learned with more than "
+            f"{self.facts.shown:,}"
+        )
+
+
+LEAST_ROUNDS = 3  # finished rounds of exchanges for a rate
+_LONGER = 8  # factor of a longer simulation, if no exchange has ended
+_MOST_STEPS = 20_000  # of all workers in a longer simulation [default]
+
 
 def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[int], None] | None = None) -> Figures:
     """Simulate a scenario and return the figures.
+
+    Rates cover whole rounds of exchanges. Without a sink, these are at least three: the simulation may be longer than
+    the scenario's iterations, up to 20,000 steps of all workers.
 
     Args:
         sink, progress: as in :func:`~uneven.cluster.pure.simulate.simulate`.
 
     Raises:
-        ConfigError: as ``simulate``; also if the workers did not exchange, so that the figures lack its cost.
+        ConfigError: as ``simulate``; also if too few exchanges ended, so that the figures lack their cost.
         TrainingError: as ``simulate``.
     """
-    facts, counter = scenario.policy.facts, _Counter(sink)
+    if sink is not None:
+        return _played(scenario, _Counter(sink), progress)
+    facts, learnt = scenario.policy.facts, (scenario.balancer, scenario.policy)
+    if scenario.samples is None and facts is not None and facts.every > 1:
+        scenario = replace(scenario, iterations=max(scenario.iterations, LEAST_ROUNDS * facts.every))
+    while True:
+        # A balancer and a policy learn, so each simulation gets new ones.
+        balancer, policy = copy.deepcopy(learnt)
+        counter = _Counter(None)
+        longer = scenario.iterations * _LONGER
+        last = scenario.samples is not None or longer * len(scenario.spec.nodes) > _MOST_STEPS
+        try:
+            figures = _played(replace(scenario, balancer=balancer, policy=policy), counter, progress)
+        except NoExchange:
+            if last:
+                raise
+        else:
+            if not 0 < counter.rounds < LEAST_ROUNDS:
+                return figures
+            if last:
+                few = f"only {counter.rounds} exchanges ended, and a rate needs {LEAST_ROUNDS}"
+                raise NoExchange(f"{few}: simulate more iterations")
+        scenario = replace(scenario, iterations=longer)
+
+
+class NoExchange(ConfigError):
+    """No exchange of all workers ended, or too few."""
+
+
+def _played(scenario: Scenario, counter: _Counter, progress: Callable[[int], None] | None) -> Figures:
+    facts = scenario.policy.facts
     every = 1 if facts is None else facts.every
     scenario = streamed(scenario)
     if scenario.samples is None:
@@ -99,9 +152,9 @@ def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[
         slow = min(outcome.workers, key=lambda one: one.steps)
         if slow.steps < every:
             told = f"an exchange comes every {every} steps, and {slow.node} took {slow.steps}: simulate more iterations"
-            raise ConfigError(told)
+            raise NoExchange(told)
         told = f"no exchange of all workers ended in {outcome.ended_at_s:.3g} s of virtual time"
-        raise ConfigError(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
+        raise NoExchange(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
     return counter.figures(outcome, waits=facts is None or facts.pace.waits)
 
 
@@ -112,6 +165,7 @@ class _Counter(Arithmetic):
         self._sink = sink
         self._aside = 0
         self._sent_bytes: Counter[str] = Counter()
+        self._by_rank: dict[int, int] = {}  # exchanges in the background
         self._here: set[int] = set()
         self._met: list[set[object]] = []  # workers, and groups by their members, that exchanges have connected
         self.exchanged = False
@@ -134,6 +188,8 @@ class _Counter(Arithmetic):
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         if exchange.moment is Moment.BACKGROUND:
             self._aside += len(ranks)
+            for rank in ranks:
+                self._by_rank[rank] = self._by_rank.get(rank, 0) + 1
         self._connect(exchange, *ranks)
 
     def writes(self, rank: int, exchange: Exchange) -> object:
@@ -144,6 +200,11 @@ class _Counter(Arithmetic):
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         self._connect(exchange, rank)  # it came too late, but it has waited for the outcome
+
+    @property
+    def rounds(self) -> int:
+        """The least number of finished exchanges in the background of a worker that has one; 0 if none has."""
+        return min(self._by_rank.values(), default=0)
 
     def _connect(self, exchange: Exchange, *ranks: object) -> None:
         if self.exchanged:

@@ -37,8 +37,10 @@ class Plan:
 
     @property
     def best_carried(self) -> Row | None:
-        """The first row that a real run supports."""
-        return next((row for row in self.shown if row.result.refused is None), None)
+        """The first row that a real run supports, and whose exchanges are not further apart than in published runs that
+        learned, if there is one."""
+        carried = [row for row in self.shown if row.result.refused is None]
+        return next((row for row in carried if row.result.unshown is None), next(iter(carried), None))
 
 
 def ranked(results: Sequence[CombinationResult], allowance: Allowance | None = None) -> Plan:

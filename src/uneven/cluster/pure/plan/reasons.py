@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -33,8 +34,9 @@ def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
     size = len(spec.nodes)
     if size < 2:
         return
-    moved_bits = 2 * (size - 1) / size * spec.workload.gradient_bytes * 8
-    rates = {node.name: rate for node in spec.nodes if (rate := _rate(node)) is not None}
+    load = spec.workload
+    moved_bits = 2 * (size - 1) / size * load.gradient_bytes * load.number_bytes * 2
+    rates = {node.name: rate for node in spec.nodes if (rate := _rate(node, load.flows)) is not None}
     if rates:
         least = min(rates.values())
         names = [name for name, rate in rates.items() if rate <= 1.05 * least]
@@ -51,14 +53,17 @@ def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
                 what = event.where if event.between else f"the link of {event.node}"
                 yield Bottleneck(f"{what}, cut to {bits(left)},", moved_bits / left)
     latency_s, where = _latency(spec)
-    if latency_s:
-        pieces = pieces_of(size, spec.workload.gradient_bytes)  # two in the time there and back
+    if latency_s and load.all_reduce == "gloo":
+        pieces = pieces_of(size, load.gradient_bytes)  # two in the time there and back
         yield Bottleneck(f"the latency of {latency_s * 1e3:.3g} ms{where}", pieces * latency_s)
 
 
-def _rate(node: Node) -> float | None:
+def _rate(node: Node, flows: int) -> float | None:
     both = [fmean(trace.values) for trace in (node.up_bit_per_s, node.down_bit_per_s) if isinstance(trace, Trace)]
-    return min(both, default=None)
+    if not both:
+        return None
+    achieved, flow_bit_per_s = node.carried
+    return min(min(both) * (achieved or 1.0), flows * (flow_bit_per_s or math.inf))
 
 
 def _line_rate(link: SiteLink) -> float:
@@ -155,7 +160,8 @@ def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
 
 def reason(row: Row, plan: Plan) -> str:
     """Return the reason for a combination's rank, without a full stop."""
-    return "; ".join(filter(None, (_timing(row.result, plan), _learning(row.result, plan))))
+    told = _timing(row.result, plan), _learning(row.result, plan), row.result.unshown
+    return "; ".join(filter(None, told))
 
 
 def _unequal(result: CombinationResult) -> str:

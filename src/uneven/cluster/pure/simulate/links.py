@@ -23,11 +23,13 @@ _SAME = 1e-12  # relative difference up to which two links are full at the same 
 
 
 class LinkLoad:
-    """The load of each link by a kind of transfer; immutable, shared by many flows."""
+    """The load of each link by a kind of transfer; immutable, shared by many flows. ``most``: the most bytes of the
+    transfer in a second, because of the limits of single connections."""
 
-    def __init__(self, parts: dict[int, float]) -> None:
+    def __init__(self, parts: dict[int, float], most: float = math.inf) -> None:
         self.fullest = max(parts.values(), default=0.0)  # bytes on the most loaded link per byte of the transfer
         self.links = np.fromiter(parts, np.intp, len(parts))  # positions, each once
+        self.most = most * self.fullest if self.fullest else math.inf  # bytes/s on the most loaded link
         # Relative to the most loaded link, 0 … 1, so that a flow's rate is that on its most loaded link.
         self.weights = np.fromiter(parts.values(), float, len(parts)) / (self.fullest or 1.0)
 
@@ -64,24 +66,26 @@ def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -
     A flow without links has an infinite rate.
     """
     if len(loads) == 1 and len(loads[0].links):
-        return [float((capacities[loads[0].links] / loads[0].weights).min())]
+        return [min(float((capacities[loads[0].links] / loads[0].weights).min()), loads[0].most)]
     # All rates rise together until a link is full; its flows stay at that level, the others continue to rise. One
     # entry for each link of each flow: flow, link and weight.
     rates = np.full(len(loads), np.inf)
     flows = np.repeat(np.arange(len(loads)), [len(load.links) for load in loads])
     links = np.concatenate([load.links for load in loads])
     weights = np.concatenate([load.weights for load in loads])
+    most = np.repeat([load.most for load in loads], [len(load.links) for load in loads])
     left = capacities.copy()
     while len(flows):
         total = np.bincount(links, weights, len(capacities))
         levels = np.divide(left, total, out=np.full(len(left), np.inf), where=total > _SAME)
-        level = max(float(levels.min()), 0.0)
+        level = max(min(float(levels.min()), float(most.min())), 0.0)
+        same = level * (1 + _SAME) + _SAME
         held = np.zeros(len(loads), bool)
-        held[flows[(levels <= level * (1 + _SAME) + _SAME)[links]]] = True
+        held[flows[(levels <= same)[links] | (most <= same)]] = True
         rates[held] = level
         stays = held[flows]
         left -= level * np.bincount(links[stays], weights[stays], len(capacities))
-        flows, links, weights = flows[~stays], links[~stays], weights[~stays]
+        flows, links, weights, most = flows[~stays], links[~stays], weights[~stays], most[~stays]
     return list(rates.tolist())
 
 

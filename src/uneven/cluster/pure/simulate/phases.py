@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
+from uneven.cluster.pure.simulate.collectives import all_reduce
 from uneven.cluster.pure.simulate.compute import Processor
 from uneven.cluster.pure.simulate.event_queue import EventQueue
 from uneven.cluster.pure.simulate.links import Network
@@ -58,7 +59,7 @@ class _Play:
         self.ends_s: list[float] = []
         self._phases = phases
         self._steps = steps
-        self._framing = spec.workload.framing
+        self._workload = spec.workload
         self._topology = Topology(spec)
         self._network = Network(self.queue, self._topology.capacities)
         self._cores = [node.cores for node in spec.nodes]
@@ -93,14 +94,14 @@ class _Play:
                 if size > 0.0:
                     route = self._topology.point(worker, other)
                     arrive = self._landed if phase.late else self._arrived
-                    self._network.start(route, size * self._framing, arrive, place, other)
+                    self._network.start(route, size * self._workload.framing, arrive, place, other)
         if phase.ring_bytes:
             key = (place, -1)
             self._missing[key] = self._missing.get(key, len(self._workers)) - 1
             if not self._missing[key]:
-                size_bytes = phase.ring_bytes * self._framing
-                ring = self._topology.ring(self._workers, size_bytes)
-                self._network.start(ring, size_bytes, self._summed, place)
+                size_bytes = phase.ring_bytes * self._workload.framing
+                route = all_reduce(self._topology, self._workload, self._workers, size_bytes)
+                self._network.start(route, size_bytes, self._summed, place)
         self._arrived(place, worker)
 
     def _landed(self, place: int, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""A group's exchange among its members: they meet, then a ring all-reduce carries it.
+"""A group's exchange among its members: they meet, then an all-reduce carries it.
 
 During the backward pass the payload travels in buckets. Bucket j starts when every member has it ready and bucket j − 1
 has arrived; the bytes become ready evenly over the backward pass.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uneven.cluster.pure.simulate.collectives import all_reduce
 from uneven.cluster.pure.simulate.links import Route
 from uneven.cluster.pure.simulate.rounds import Round
 from uneven.cluster.pure.simulate.routes import FREE, RingPieces
@@ -112,7 +113,17 @@ class Rings:
         meeting.event = None
         many = stage.many(meeting.parts[meeting.bucket])
         route = self._route(meeting, here, size_bytes / many).times(many)
+        beside_s = self._beside_s(meeting)
+        if beside_s:
+            route = Route(route.load, route.latency_s + beside_s)
         meeting.flow = stage.network.start(route, size_bytes, self._sent, meeting)
+
+    def _beside_s(self, meeting: Round) -> float:
+        """Return the time of an all-reduce in addition to that of its bytes."""
+        load = self._stage.workload
+        if meeting.bucket < len(meeting.parts) - 1:
+            return 0.0
+        return load.exchange_s + (load.setup_s if meeting.number == 0 else 0.0)
 
     def _leg(self, meeting: Round, here: tuple[int, ...]) -> None:
         # Each sends its entries to all others; with hubs first inside the groups, then from hub to hub, then into the
@@ -234,7 +245,7 @@ class Rings:
         key = size_bytes, bool(meeting.ends_s)
         if here is meeting.group.members and key in routes:
             return routes[key]
-        found = topology.ring(here, size_bytes)
+        found = all_reduce(topology, self._stage.workload, here, size_bytes)
         if meeting.ends_s:  # the pieces' latency is already in ends_s
             found = Route(found.load, 0.0)
         if here is meeting.group.members:

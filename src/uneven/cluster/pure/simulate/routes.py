@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -55,6 +56,28 @@ class RingPieces(NamedTuple):
         return [max(room_s + way_s, sends_s) + own_s + way_s for room_s, sends_s, way_s, own_s in hops]
 
 
+class Load:
+    """The links of a transfer, one hop after the other. ``flows``: connections of each hop."""
+
+    def __init__(self, flows: int = 1) -> None:
+        self.flows = flows
+        self._parts: dict[int, float] = {}
+        self._most = math.inf  # bytes of the transfer in a second
+
+    def add(self, links: Iterable[int], part: float) -> None:
+        """Add ``part`` of the transfer's bytes to each link."""
+        for link in links:
+            self._parts[link] = self._parts.get(link, 0.0) + part
+
+    def at_most(self, bytes_per_s: float, part: float) -> None:
+        """Limit a hop that carries ``part`` of the bytes."""
+        if part:
+            self._most = min(self._most, bytes_per_s / part)
+
+    def route(self, latency_s: float) -> Route:
+        return Route(LinkLoad(self._parts, self._most), latency_s)
+
+
 class Topology:
     """The nodes, by rank (position in the description), and the links between them."""
 
@@ -63,9 +86,29 @@ class Topology:
         self.capacities: list[Trace] = []  # of every link, bit/s over time
         self._mean_bit_per_s: list[float] = []
         self.sites = [node.site for node in spec.nodes]
+        self.machines: list[object] = [(node.site, node.card) if node.card else node.name for node in spec.nodes]
+        self.flows = spec.workload.flows
+        framing = spec.workload.framing
         self._latency_s = [node.latency_s for node in spec.nodes]
-        self._up = [self._link(_limit(node, node.up_bit_per_s, cut)) for node in spec.nodes]
-        self._down = [self._link(_limit(node, node.down_bit_per_s, cut)) for node in spec.nodes]
+        # Payload of one connection, here with its framing, as all sizes have it.
+        self._flow_bit_per_s = [(node.carried.flow_bit_per_s or math.inf) * framing for node in spec.nodes]
+        self._up: list[int | None] = []
+        self._down: list[int | None] = []
+        cards: dict[object, int] = {}  # machine → its first rank, whose link all use
+        for rank, node in enumerate(spec.nodes):
+            first = cards.setdefault(self.machines[rank], rank)
+            if first != rank:
+                self._up.append(self._up[first])
+                self._down.append(self._down[first])
+                continue
+            for ways, limit in ((self._up, node.up_bit_per_s), (self._down, node.down_bit_per_s)):
+                ways.append(self._link(_achieved(_limit(node, limit, cut), node, framing)))
+        self._inside = [
+            self._link(steady(node.inside_bit_per_s)) if node.inside_bit_per_s and node.card else None
+            for node in spec.nodes
+        ]
+        through = spec.switch_bit_per_s
+        self._switches = {} if through is None else {site: self._link(through) for site in spec.sites}
         self.lines: dict[tuple[str, str], int] = {}  # (from a site, to a site) → link
         self._line_latency_s: dict[tuple[str, str], float] = {}
         for line in spec.links:
@@ -95,11 +138,11 @@ class Topology:
         n = len(members)
         if n < 2 or self.free:
             return FREE
-        parts: dict[int, float] = {}
+        load = Load(self.flows)
         # A ring moves 2 (n − 1) / n of the bytes over each hop.
-        for here, there in _hops(members):
-            self._load(parts, here, there, 2 * (n - 1) / n)
-        return Route(LinkLoad(parts), self.ring_pieces(members, size_bytes).waits_s)
+        for here, there in hops(members):
+            self.add(load, here, there, 2 * (n - 1) / n)
+        return load.route(self.ring_pieces(members, size_bytes).waits_s)
 
     def ring_pieces(self, members: Sequence[int], size_bytes: float) -> RingPieces:
         n = len(members)
@@ -108,9 +151,10 @@ class Topology:
         many = pieces_of(n, size_bytes)
         bits = 8 * 2 * (n - 1) / n * size_bytes / many
         latency_s, own_s = [], []
-        for hop in _hops(members):
-            latency_s.append(self._load({}, *hop, 0.0))
-            rate = min((self._mean_bit_per_s[link] for link in self._links(*hop)), default=math.inf)
+        for hop in hops(members):
+            latency_s.append(self.add(Load(), *hop, 0.0))
+            of_links = min((self._mean_bit_per_s[link] for link in self._links(*hop)), default=math.inf)
+            rate = min(of_links, self.flows * self._flow(*hop))
             own_s.append(bits / rate if rate > 0.0 else 0.0)  # a dead link already stops the flow, so it needs no delay
         return RingPieces(many, tuple(latency_s), tuple(own_s))
 
@@ -128,9 +172,8 @@ class Topology:
         return Route(back.load, 2 * back.latency_s)  # of the request and of the answer
 
     def point(self, here: int, there: int) -> Route:
-        parts: dict[int, float] = {}
-        latency_s = self._load(parts, here, there, 1.0)
-        return Route(LinkLoad(parts), latency_s)
+        load = Load()
+        return load.route(self.add(load, here, there, 1.0))
 
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
         """Return the route from one node to the first of each of ``others``, which forward from node to node in their
@@ -138,57 +181,67 @@ class Topology:
         """
         if self.free:
             return FREE
-        parts: dict[int, float] = {}
+        load = Load()
         latency_s = 0.0
         for party in others:
-            way_s = sum(self._load(parts, *pair, 1.0) for pair in pairwise([rank, *party]))
+            way_s = sum(self.add(load, *pair, 1.0) for pair in pairwise([rank, *party]))
             latency_s = max(latency_s, way_s)
-        return Route(LinkLoad(parts), latency_s)
+        return load.route(latency_s)
 
     def mesh(self, sends: Iterable[tuple[int, int, float]]) -> Route:
         """Return the route of simultaneous messages (from, to, bytes); the transfer has size 1."""
-        parts: dict[int, float] = {}
-        latency_s = max((self._load(parts, here, there, size) for here, there, size in sends), default=0.0)
-        return Route(LinkLoad(parts), latency_s)
+        load = Load()
+        latency_s = max((self.add(load, here, there, size) for here, there, size in sends), default=0.0)
+        return load.route(latency_s)
 
     def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
         """Return the route from the first of each of ``parties`` through to its last."""
-        parts: dict[int, float] = {}
+        load = Load()
         latency_s = 0.0
         for party in parties:
-            latency_s = max(latency_s, sum(self._load(parts, *pair, 1.0) for pair in pairwise(party)))
-        return Route(LinkLoad(parts), latency_s)
+            latency_s = max(latency_s, sum(self.add(load, *pair, 1.0) for pair in pairwise(party)))
+        return load.route(latency_s)
 
     def pieces(self, sizes: Mapping[tuple[int, int], float]) -> Route:
         """Return the route of simultaneous pieces, (from, to) → bytes; the transfer has size 1."""
         if self.free:
             return FREE
-        parts: dict[int, float] = {}
-        latency_s = max((self._load(parts, *pair, size) for pair, size in sizes.items()), default=0.0)
-        return Route(LinkLoad(parts), latency_s)
+        load = Load()
+        latency_s = max((self.add(load, *pair, size) for pair, size in sizes.items()), default=0.0)
+        return load.route(latency_s)
 
     def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:
         pairs = tuple(pairs)
-        parts: dict[int, float] = {}
+        load = Load()
         latency_s = 0.0
         for here, there in pairs:
-            latency_s = max(latency_s, self._load(parts, here, there, 1 / (len(pairs) + 1)))
-        return Route(LinkLoad(parts), latency_s)
+            latency_s = max(latency_s, self.add(load, here, there, 1 / (len(pairs) + 1)))
+        return load.route(latency_s)
 
-    def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
-        """Add a transfer's load on each link between two nodes, and return the latency."""
+    def add(self, load: Load, here: int, there: int, part: float) -> float:
+        """Add a hop between two nodes to a load, and return its latency."""
+        load.add(self._links(here, there), part)
+        if self.machines[here] == self.machines[there]:
+            return 0.0
+        load.at_most(load.flows * self._flow(here, there) / 8, part)
         ends = self.sites[here], self.sites[there]
-        for link in self._links(here, there):
-            parts[link] = parts.get(link, 0.0) + part
         return self._latency_s[here] + self._latency_s[there] + self._line_latency_s.get(ends, 0.0)
 
+    def _flow(self, here: int, there: int) -> float:
+        """Return the most bit/s of one connection between two nodes."""
+        return min(self._flow_bit_per_s[here], self._flow_bit_per_s[there])
+
     def _links(self, here: int, there: int) -> Iterator[int]:
-        found = (self._up[here], self._down[there], self.lines.get((self.sites[here], self.sites[there])))
-        return (link for link in found if link is not None)
+        if self.machines[here] == self.machines[there]:
+            found = (self._inside[here],)
+            return (link for link in found if link is not None)
+        ends = self.sites[here], self.sites[there]
+        between = self._switches.get(ends[0]) if ends[0] == ends[1] else self.lines.get(ends)
+        return (link for link in (self._up[here], self._down[there], between) if link is not None)
 
 
-def _hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
-    # Into the first member first, so that hop i ends at member i.
+def hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the hops of a ring (from, to); the first one ends at the first member."""
     return zip([members[-1], *members[:-1]], members, strict=True)
 
 
@@ -206,3 +259,11 @@ def cut_of(event: Event) -> tuple[float, float]:
 
 def _limit(node: Node, limit: Trace | None, cut: set[str]) -> Trace | None:
     return steady(_UNLIMITED_BIT_PER_S) if limit is None and node.name in cut else limit
+
+
+def _achieved(limit: Trace | None, node: Node, framing: float) -> Trace | None:
+    achieved = node.carried.achieved
+    if limit is None or achieved is None:
+        return limit
+    # Sizes have their framing, and the achieved part is payload.
+    return replace(limit, values=tuple(value * achieved * framing for value in limit.values))

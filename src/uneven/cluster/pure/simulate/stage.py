@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from uneven.cluster.pure.describe.spec import Workload
 from uneven.cluster.pure.simulate.arithmetic import Arithmetic
@@ -95,7 +96,8 @@ class Stage:
 
     @property
     def whole_bytes(self) -> float:
-        return self.workload.gradient_bytes * self.workload.framing
+        load = self.workload
+        return load.gradient_bytes * load.framing * load.number_bytes / _NUMBER_BYTES
 
     def sends(self, rank: int, exchange: Exchange) -> None:
         self.arithmetic.sends(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
@@ -146,7 +148,13 @@ class Stage:
     def ready_part(self, end: float) -> float:
         """Return the part of the computing after which the lump that ends there may start."""
         first, _ = self._lumps.get(end, (end, 1))
-        return 1.0 if first >= 1.0 else 1.0 - self.workload.backward * (1.0 - first)
+        if first >= 1.0:
+            return 1.0
+        for (before_s, before), (after_s, after) in pairwise(((0.0, 0.0), *self.workload.ready, (1.0, 1.0))):
+            if first <= after:
+                done = before_s + (after_s - before_s) * (first - before) / (after - before)
+                break
+        return 1.0 - self.workload.backward * (1.0 - done)
 
     def many(self, end: float) -> int:
         """Return the number of buckets in the lump that ends there."""

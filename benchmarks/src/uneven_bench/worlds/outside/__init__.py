@@ -1,0 +1,1 @@
+"""``uneven bench worlds --case outside``: the simulator against measurements that others have published."""

@@ -1,0 +1,56 @@
+"""One described cluster in virtual time, and its error against a measured step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node
+from uneven.cluster.pure.describe.trace import Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A measured step, and the simulated one."""
+
+    what: str
+    measured_s: float
+    simulated_s: float
+
+    @property
+    def error(self) -> float:
+        """The simulated time relative to the measured one, minus 1."""
+        return self.simulated_s / self.measured_s - 1
+
+
+class SourceErrors(NamedTuple):
+    """The errors of a source, relative."""
+
+    points: int
+    median_error: float  # of the sizes
+    signed: float  # median with its sign
+    worst_error: float  # largest size
+
+
+def summary(points: Sequence[Point]) -> SourceErrors:
+    """Return the errors of at least one point."""
+    errors = [point.error for point in points]
+    sizes = [abs(error) for error in errors]
+    return SourceErrors(len(points), statistics.median(sizes), statistics.median(errors), max(sizes))
+
+
+def cluster(
+    name: str, nodes: Iterable[Node], batch: int, gradient_bytes: int, base: ClusterSpec | None = None
+) -> ClusterSpec:
+    """Return a cluster in which each node takes ``batch`` samples; other keys of the workload are those of ``base``."""
+    made = tuple(nodes)
+    spec = base or ClusterSpec(name=name, nodes=made)
+    workload = replace(spec.workload, global_batch=batch * len(made), gradient_bytes=gradient_bytes)
+    return replace(spec, name=name, nodes=made, workload=workload)
+
+
+def same_step(seconds: float, batch: int) -> Measured:
+    """Return a cost with this step at this batch."""
+    return Measured((batch, 2 * batch), (seconds, 2 * seconds))
