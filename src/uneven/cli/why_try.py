@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class MeasuredGain:
     """The gain of a remedy: promised by a simulation of the run as it is, and measured."""
 
     remedy: Remedy
@@ -98,7 +98,7 @@ class RunCommand:
         return self if self.module else RunCommand(self.options, (str(Path(first).absolute()), *rest), False)
 
 
-def tried(command: Sequence[str], run: Path) -> Trial:
+def tried(command: Sequence[str], run: Path) -> MeasuredGain:
     """Run a script as it is and with its best remedy, and print the explanation in between.
 
     Both runs have a new, empty working directory, which is removed, so relative paths overwrite nothing.
@@ -127,7 +127,7 @@ def tried(command: Sequence[str], run: Path) -> Trial:
     except KeyboardInterrupt:
         raise LaunchError(f"the trial was stopped; the recorded steps are in {run}", exit_code=130) from None
     gain = throughput(_iterations(after)) / throughput(_iterations(before))
-    return Trial(remedy=remedy, measured=gain, command=shlex.join(asked.line(*options_of(remedy))))
+    return MeasuredGain(remedy=remedy, measured=gain, command=shlex.join(asked.line(*options_of(remedy))))
 
 
 def _record(line: list[str], run: Path) -> None:

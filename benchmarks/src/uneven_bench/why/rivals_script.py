@@ -20,7 +20,7 @@ STEPS, SAMPLES, WIDTH = 60, 8, 64
 _STEP_S = 0.02
 
 
-class _Samples(Dataset[torch.Tensor]):
+class _DelayedSamples(Dataset[torch.Tensor]):
     def __init__(self, slow_s: float, length: int) -> None:
         self._slow_s = slow_s
         self._length = length
@@ -79,7 +79,7 @@ def main(tool: str, fault: str, rank: int, seconds: float) -> None:
     model = nn.parallel.DistributedDataParallel(_SlowModel(late["blocked"], late["processor"], late["backward"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     length = 1 + round(seconds / _STEP_S) * (mine == "batch")
-    for x in DataLoader(_Samples(late["data"], length), batch_size=SAMPLES):
+    for x in DataLoader(_DelayedSamples(late["data"], length), batch_size=SAMPLES):
         with traced(model):
             optimizer.zero_grad(set_to_none=True)
             model(x).square().mean().backward()
