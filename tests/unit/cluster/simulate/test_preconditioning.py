@@ -125,7 +125,7 @@ def test_a_plan_knows_what_a_described_preconditioner_costs(tmp_path: Path, caps
     words = ["plan", "demo4", "--balance", "even,lb-bsp", "--sync", "bsp,asp", "--preconditioner", str(path)]
     assert typed(*words) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "K-FAC on 1 layers, periods 1 and 10, f = 1/4: of a step, " in said
+    assert "K-FAC on 1 layers, periods 1 and 10, f = 1/4: it takes at most " in said
     assert typed(*words, "--format", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["sync"] for row in found["rows"]} == {"bsp"}
@@ -133,7 +133,7 @@ def test_a_plan_knows_what_a_described_preconditioner_costs(tmp_path: Path, caps
     assert any("averaged over all workers in every step" in one["why"] for one in found["left_out"])
     words = ["simulate", "demo4", "--no-journal", "--iterations", "20", "--preconditioner", str(path)]
     assert typed(*words) == 0
-    assert "squares are owned by node0 2" in " ".join(capsys.readouterr().out.split())
+    assert "owned squares: node0 2" in " ".join(capsys.readouterr().out.split())
     assert typed(*words, "--train", "digits") == 2
     assert "training in virtual time does not support one" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="are not measured yet"):
