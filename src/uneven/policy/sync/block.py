@@ -72,7 +72,7 @@ class DiLoCo(Blocks):
     """
 
     evaluation_model = EvaluationModel.CENTRE
-    shown = 2000  # the longest block of the paper (Douillard et al. 2023)
+    shown = 2000  # the longest block of the paper (Douillard et al. 2023) [recalled]
 
     def __init__(
         self,

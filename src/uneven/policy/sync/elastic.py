@@ -14,7 +14,7 @@ _BETA = 0.9  # of α = β / members [recalled]
 _MOST_BETA = 2.0
 
 
-_SHOWN = 64  # τ of the paper, at most (Zhang, Choromanska and LeCun 2015)
+_SHOWN = 64  # τ of the paper, at most (Zhang, Choromanska and LeCun 2015) [recalled]
 
 
 class EASGD(SyncPolicy):

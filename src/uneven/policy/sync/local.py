@@ -18,7 +18,7 @@ class Blocks(SyncPolicy):
     """Base class of policies under which all workers merge their parameters every few steps."""
 
     evaluation_model = EvaluationModel.MEAN
-    shown: ClassVar[int | None] = 1200  # updates of a client in a round of FedAvg (McMahan et al. 2017, table 2)
+    shown: ClassVar[int | None] = 1200  # updates of a client in a round of FedAvg (McMahan et al. 2017) [recalled]
 
     def __init__(self, *, every: int, merge: Merge, name: str) -> None:
         self.every = whole(name, "every", every, least=1)
