@@ -27,6 +27,9 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 INVENTED = {"train.py", "queue.py", "mymodels.py", "my_plugins.py", "mnist/main.py"}
 """The files of users, which pages and docstrings show."""
 
+OF_OTHERS = {"FSDP2/example.py", "backbone_image_classifier.py", "nlp_example.py", "run_clm.py", "transformer.py"}
+"""The scripts of other projects with which uneven was tried."""
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -202,7 +205,7 @@ def test_a_step_that_leads_nowhere_is_seen() -> None:
 
 def gone(text: str, near: str = "") -> list[str]:
     """The Python files of a text that do not exist; a name without a folder must be below ``near``."""
-    names = set(re.findall(r"(?<![\w*/.-])[\w/]+\.py\b", text)) - INVENTED
+    names = set(re.findall(r"(?<![\w*/.-])[\w/]+\.py\b", text)) - INVENTED - OF_OTHERS
     places = {one: below("" if "/" in one else near) for one in sorted(names)}
     return [one for one, files in places.items() if not any(file.endswith(f"/{one}") for file in files)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uneven_bench.worlds.outside import bench, sources
-from uneven_bench.worlds.outside.play import Point, summary
+from uneven_bench.worlds.outside.play import SourcePoint, summary
 
 POLLUX = """\
 application,nodes,local_batch,alone_s,measured_s
@@ -84,7 +84,7 @@ def test_without_data_each_source_is_left_out_by_name(monkeypatch: pytest.Monkey
 
 
 def test_errors_of_a_source_keep_their_sign_in_one_figure_only() -> None:
-    points = [Point(what="", measured_s=1.0, simulated_s=simulated_s) for simulated_s in (0.9, 0.8, 1.5)]
+    points = [SourcePoint(what="", measured_s=1.0, simulated_s=simulated_s) for simulated_s in (0.9, 0.8, 1.5)]
     assert summary(points) == pytest.approx((3, 0.2, -0.1, 0.5))
 
 

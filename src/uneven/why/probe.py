@@ -271,7 +271,7 @@ class Probe:
             return  # a session waits within the backward pass, whose end counts as a whole
         self._sums.meetings.append(seconds)
         if self._loop is not None and self._trains and self._loop.ended(self._issued):
-            if self._iteration < 0 and _has_optimizer():
+            if self._iteration < 0 and has_optimizer():
                 self._leave_loop()
             else:
                 self._mark_here()
@@ -405,7 +405,7 @@ class Probe:
             self._writer.write(record)
 
 
-def _has_optimizer() -> bool:
+def has_optimizer() -> bool:
     """Return whether this script has an optimizer, whose first step takes many meetings."""
     return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
 

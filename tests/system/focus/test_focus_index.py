@@ -396,7 +396,7 @@ def test_a_failure_in_a_stage_is_the_streams_failure(taken, tmp_path):
 
     with pytest.raises(DataError, match="the lens is covered"):
         Ingest(again(taken, tmp_path / "broken"), sprites(50), IngestOptions(detector=broken)).run()
-    with closing(Local()) as here, pytest.raises(TrainingError, match="taking in x ended with"):
+    with closing(Local()) as here, pytest.raises(TrainingError, match="the ingest of x ended with"):
         supervise(Cameras(sources={"x": sprites(50)}, folders={"x": tmp_path / "nowhere"}), here)
 
 

@@ -187,7 +187,7 @@ raise PeerError("rank 1 did not take part")
         assert launcher.wait(100) == 128 + signal.SIGKILL
     last = output.read_text().rpartition("error: ")[2]
     assert re.match(r"rank 1 \(process \d+\) was stopped, by SIGSTOP or in a debugger, so it was killed", last)
-    assert "rank 0 had missed it: uneven.errors.PeerError: rank 1 did not take part" in last
+    assert "rank 0 had waited for it: uneven.errors.PeerError: rank 1 did not take part" in last
     assert "memory" not in last
 
 

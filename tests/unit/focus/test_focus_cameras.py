@@ -131,7 +131,7 @@ def test_one_that_is_killed_is_begun_again_where_it_was_and_an_error_is_the_stre
     assert machines.now() == {"b": 1, "a": 0}
     machines.started[-1].end(How.FAILED)
     streams.deal()
-    assert streams.failed == {"a": "taking in a ended with the test"}
+    assert streams.failed == {"a": "the ingest of a ended with the test"}
     assert machines.now() == {"b": 1}
     assert list(streams.left) == ["b"]
 

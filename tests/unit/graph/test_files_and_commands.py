@@ -69,7 +69,7 @@ def test_fewer_features_are_the_commonest(tmp_path: Path) -> None:
 
 def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros(3))
-    with pytest.raises(DataError, match="has x, and neither edge_index nor indptr"):
+    with pytest.raises(DataError, match="has x, but no edge_index, and no indptr"):
         read_graph(tmp_path / "x.npz")
     (tmp_path / "text.npz").write_text("no")
     with pytest.raises(DataError, match=r"text\.npz"):

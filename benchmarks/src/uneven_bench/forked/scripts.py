@@ -84,7 +84,10 @@ class Script:
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for its end. Raises subprocess.TimeoutExpired: it still runs, and is left alone."""
         if self.returncode is None and self._ended(self._fork_server.wait(self.pid, timeout_s)) is None:
-            raise subprocess.TimeoutExpired(self.args, timeout_s or 0.0, *map(_text, (self._output, self._errors)))
+            output, errors = map(_text, (self._output, self._errors))
+            expired = subprocess.TimeoutExpired(self.args, timeout_s or 0.0, output, errors)
+            expired.add_note(f"printed until then:\n{output}\n{errors}")
+            raise expired
         assert self.returncode is not None
         return self.returncode
 

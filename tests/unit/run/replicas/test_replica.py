@@ -203,7 +203,9 @@ def test_only_one_kind_of_merge_keeps_something_and_from_the_beginning() -> None
         one.expect([Mean(), Elastic(0.1), BlockMomentum(0.5)], centre=True)
     one.expect([Mean(), BlockMomentum(0.5), BlockMomentum(0.9)], centre=True)
     assert one.refused(StepPlan(exchanges=(exchange(BlockMomentum(0.1)), exchange(Mean())))) is None
-    assert "Elastic keeps something" in str(one.refused(StepPlan(exchanges=(exchange(Elastic(0.1)),))))
+    assert "Elastic keeps state from the beginning on" in str(
+        one.refused(StepPlan(exchanges=(exchange(Elastic(0.1)),)))
+    )
 
 
 class _Centre(FirstHalf):

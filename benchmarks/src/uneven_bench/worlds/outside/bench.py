@@ -12,7 +12,7 @@ from typing import Any
 from uneven.cluster.pure.plan import ranked
 from uneven_bench.harness.show import Progress
 from uneven_bench.worlds.outside import sources
-from uneven_bench.worlds.outside.play import Point, summary
+from uneven_bench.worlds.outside.play import SourcePoint, summary
 
 _APART = 0.05  # measured times that differ by less are not ordered
 
@@ -21,7 +21,7 @@ def run(progress: Progress) -> dict[str, Any]:
     """Play all sources that ``UNEVEN_DATA`` has; the others are in ``left_out``."""
     began_s = perf_counter()
     root = Path(os.environ["UNEVEN_DATA"]) / "truth" if "UNEVEN_DATA" in os.environ else None
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[SourcePoint]] = {}
     more: dict[str, Any] = {}
     left: list[str] = []
     calibrated: list[str] = []
@@ -37,7 +37,7 @@ def run(progress: Progress) -> dict[str, Any]:
         found.update(points)
         calibrated.append(said)
 
-    def keep(name: str, played: Callable[[Path], Iterable[Point]]) -> Callable[[Path], None]:
+    def keep(name: str, played: Callable[[Path], Iterable[SourcePoint]]) -> Callable[[Path], None]:
         return lambda folder: found.update({name: list(played(folder))})
 
     plays: tuple[tuple[str, Callable[[Path], None]], ...] = (

@@ -12,7 +12,7 @@ from uneven.cluster.pure.describe.trace import Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SourcePoint:
     """A measured step, and the simulated one."""
 
     what: str
@@ -34,7 +34,7 @@ class SourceErrors(NamedTuple):
     worst_error: float  # largest size
 
 
-def summary(points: Sequence[Point]) -> SourceErrors:
+def summary(points: Sequence[SourcePoint]) -> SourceErrors:
     """Return the errors of at least one point."""
     errors = [point.error for point in points]
     sizes = [abs(error) for error in errors]

@@ -13,13 +13,13 @@ from typing import Any
 
 from uneven.cluster import files
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, steady
-from uneven.cluster.pure.plan import CombinationResult, NoExchange, combinations, played
+from uneven.cluster.pure.plan import CombinationResult, NoExchangePlayed, combinations, played
 from uneven.cluster.pure.simulate import Scenario
 from uneven.cluster.pure.simulate.calibrate import MeasuredStep, calibrated, step_s
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Cost
 from uneven.policy.sync import carried, policies
-from uneven_bench.worlds.outside.play import Point, cluster, same_step
+from uneven_bench.worlds.outside.play import SourcePoint, cluster, same_step
 
 SHAPED = {"50m": 50e6, "200m": 200e6, "1g": 1e9, "5g": 5e9}
 """The bandwidths of diloco-measured, in bit/s."""
@@ -114,7 +114,7 @@ def several_gpus(gpus: Sequence[int], bit_per_s: float, costs: Sequence[Cost], *
     ]
 
 
-def diloco(folder: Path) -> tuple[dict[str, list[Point]], list[dict[str, str]], str]:
+def diloco(folder: Path) -> tuple[dict[str, list[SourcePoint]], list[dict[str, str]], str]:
     """Return the points of diloco-measured by kind, all its rows with ``simulated_s``, and what was calibrated.
 
     One point for each bandwidth, LocalSGD with H = 1, calibrates it and is not compared. DDP's buckets are described as
@@ -161,7 +161,7 @@ def planned(folder: Path, bandwidth: str) -> list[CombinationResult]:
         scenario = Scenario(spec=spec, balancer=balancers.resolve("even"), policy=policy)
         try:
             figures = played(scenario)
-        except NoExchange:
+        except NoExchangePlayed:
             continue
         refused = carried(choice.sync)
         found.append(CombinationResult(choice=choice, facts=policy.facts, figures=figures, refused=refused))
@@ -183,9 +183,9 @@ def _sync(algorithm: str, every: int) -> str:
     return "bsp" if algorithm == "ddp" else f"{'local' if algorithm == 'localsgd' else 'diloco'}:every={every}"
 
 
-def _point(row: dict[str, str]) -> Point:
+def _point(row: dict[str, str]) -> SourcePoint:
     what = f"{row['algorithm']}, H = {row['every']}, {row['bandwidth']}"
-    return Point(what=what, measured_s=float(row["measured_ms"]) / 1e3, simulated_s=float(row["simulated_s"]))
+    return SourcePoint(what=what, measured_s=float(row["measured_ms"]) / 1e3, simulated_s=float(row["simulated_s"]))
 
 
 def steps_of(row: dict[str, str]) -> int:
@@ -194,7 +194,7 @@ def steps_of(row: dict[str, str]) -> int:
     return OTHER_STEPS_OF.get((row["algorithm"], every, row["bandwidth"]), STEPS_OF[every])
 
 
-def pollux(folder: Path) -> tuple[dict[str, list[Point]], str]:
+def pollux(folder: Path) -> tuple[dict[str, list[SourcePoint]], str]:
     """Return Pollux's points, and what the calibration says: with the part that three points give, and as sold, in a
     cloud and in a placement group. The machines were in one."""
     given = rows(folder / "points.csv")
@@ -225,13 +225,13 @@ def _pollux_cluster(row: dict[str, str], **network: Any) -> ClusterSpec:
     return replace(spec, workload=replace(spec.workload, all_reduce="ring", ready=ready))
 
 
-def _pollux_point(row: dict[str, str], **network: Any) -> Point:
+def _pollux_point(row: dict[str, str], **network: Any) -> SourcePoint:
     what = f"{row['application']}, {row.get('gpus_by_machine', row.get('nodes'))} × {row['local_batch']}"
     spec = _pollux_cluster(row, **network)
-    return Point(what=what, measured_s=float(row["measured_s"]), simulated_s=step_s(spec, "bsp"))
+    return SourcePoint(what=what, measured_s=float(row["measured_s"]), simulated_s=step_s(spec, "bsp"))
 
 
-def tensorflow(folder: Path) -> Iterator[Point]:
+def tensorflow(folder: Path) -> Iterator[SourcePoint]:
     """Yield the points of TensorFlow's parameter servers; a machine is one node."""
     given = rows(folder / "points.csv")
     alone = {row["model"]: float(row["images_per_s"]) for row in given if row["machines"] == "1"}
@@ -241,12 +241,12 @@ def tensorflow(folder: Path) -> Iterator[Point]:
             nodes = machines(count, 10e9, same_step(512 / alone[row["model"]], 512))
             spec = cluster("tensorflow", nodes, 512, 4 * TENSORFLOW_PARAMETERS[row["model"]])
             measured_s = images / float(row["images_per_s"])
-            yield Point(
+            yield SourcePoint(
                 what=f"{row['model']} on {count}", measured_s=measured_s, simulated_s=step_s(spec, "backup:spares=0")
             )
 
 
-def horovod(folder: Path) -> Iterator[Point]:
+def horovod(folder: Path) -> Iterator[SourcePoint]:
     """Yield Horovod's two models on 512 GPUs; ``measured_s`` is the step of one GPU over the efficiency."""
     for row in rows(folder / "points.csv"):
         parameters, images_per_s = HOROVOD[row["model"]]
@@ -259,10 +259,12 @@ def horovod(folder: Path) -> Iterator[Point]:
         fused = replace(fused, all_reduce="ring", ready=READY.get(row["model"], ()))
         spec = replace(spec, workload=fused)
         measured_s = alone_s / float(row["scaling_efficiency"])
-        yield Point(what=row["model"], measured_s=measured_s, simulated_s=step_s(spec, "bsp"))
+        yield SourcePoint(what=row["model"], measured_s=measured_s, simulated_s=step_s(spec, "bsp"))
 
 
-def onebit(table: tuple[tuple[int, float, float], ...], each: int, bit_per_s: float, **network: Any) -> Iterator[Point]:
+def onebit(
+    table: tuple[tuple[int, float, float], ...], each: int, bit_per_s: float, **network: Any
+) -> Iterator[SourcePoint]:
     """Yield the steps of BERT-Large in half precision, whose all-reduce follows the backward pass. ``each``: GPUs of a
     machine; ``network``: keys of the nodes."""
     for gpus, rest_ms, all_reduce_ms in table:
@@ -271,4 +273,4 @@ def onebit(table: tuple[tuple[int, float, float], ...], each: int, bit_per_s: fl
         spec = cluster("onebit", nodes, 1, 4 * BERT_LARGE_PARAMETERS)
         spec = replace(spec, workload=replace(spec.workload, backward=0, number_bytes=2, **_DEEPSPEED))
         measured_s = (rest_ms + all_reduce_ms) / 1e3
-        yield Point(what=f"{gpus} GPUs, {rest_ms:.0f} ms", measured_s=measured_s, simulated_s=step_s(spec, "bsp"))
+        yield SourcePoint(what=f"{gpus} GPUs, {rest_ms:.0f} ms", measured_s=measured_s, simulated_s=step_s(spec, "bsp"))

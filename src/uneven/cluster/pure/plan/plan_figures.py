@@ -124,7 +124,7 @@ def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[
         last = scenario.samples is not None or longer * len(scenario.spec.nodes) > _MOST_STEPS
         try:
             figures = _played(replace(scenario, balancer=balancer, policy=policy), counter, progress)
-        except NoExchange:
+        except NoExchangePlayed:
             if last:
                 raise
         else:
@@ -132,11 +132,11 @@ def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[
                 return figures
             if last:
                 few = f"only {counter.rounds} exchanges ended, and a rate needs {LEAST_ROUNDS}"
-                raise NoExchange(f"{few}: simulate more iterations")
+                raise NoExchangePlayed(f"{few}: simulate more iterations")
         scenario = replace(scenario, iterations=longer)
 
 
-class NoExchange(ConfigError):
+class NoExchangePlayed(ConfigError):
     """No exchange of all workers ended, or too few."""
 
 
@@ -152,9 +152,9 @@ def _played(scenario: Scenario, counter: _Counter, progress: Callable[[int], Non
         slow = min(outcome.workers, key=lambda one: one.steps)
         if slow.steps < every:
             told = f"an exchange comes every {every} steps, and {slow.node} took {slow.steps}: simulate more iterations"
-            raise NoExchange(told)
+            raise NoExchangePlayed(told)
         told = f"no exchange of all workers ended in {outcome.ended_at_s:.3g} s of virtual time"
-        raise NoExchange(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
+        raise NoExchangePlayed(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
     return counter.figures(outcome, waits=facts is None or facts.pace.waits)
 
 

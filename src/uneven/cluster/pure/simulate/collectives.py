@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from uneven.cluster.pure.describe.spec import Workload
 from uneven.cluster.pure.simulate.links import Route
-from uneven.cluster.pure.simulate.routes import FREE, Load, Topology, hops
+from uneven.cluster.pure.simulate.routes import FREE, Topology, TransferLinks, hops
 
 # Seconds of one hop between machines and inside one, and of a start. NCCL's own model: src/graph/tuning.cc, protocol
 # "Simple", as quoted in NVIDIA/nccl, issue 1334.
@@ -37,7 +37,7 @@ def all_reduce(topology: Topology, workload: Workload, members: Sequence[int], s
 
 
 def _ring(topology: Topology, members: Sequence[int]) -> Route:
-    n, load, around_s = len(members), Load(topology.flows), 0.0
+    n, load, around_s = len(members), TransferLinks(topology.flows), 0.0
     for here, there in hops(members):
         inside = topology.machines[here] == topology.machines[there]
         hop_s = _hop(topology, load, here, there, 2 * (n - 1) / n, _RING_INSIDE_S if inside else _RING_HOP_S)
@@ -49,7 +49,7 @@ def _double_tree(topology: Topology, members: Sequence[int]) -> Route:
     machines: dict[object, list[int]] = {}
     for rank in members:
         machines.setdefault(topology.machines[rank], []).append(rank)
-    chains, load = list(machines.values()), Load(topology.flows)
+    chains, load = list(machines.values()), TransferLinks(topology.flows)
     inside_s = 0.0
     for chain in chains:
         pairs = list(zip(chain[1:], chain, strict=False))
@@ -98,12 +98,12 @@ def _parent(place: int, machines: int) -> int | None:
     return up if up < machines else place ^ bit
 
 
-def _both_ways(topology: Topology, load: Load, child: int, parent: int, part: float) -> float:
+def _both_ways(topology: Topology, load: TransferLinks, child: int, parent: int, part: float) -> float:
     _hop(topology, load, parent, child, part, _TREE_HOP_S)
     return _hop(topology, load, child, parent, part, _TREE_HOP_S)
 
 
-def _hop(topology: Topology, load: Load, here: int, there: int, part: float, library_s: float) -> float:
+def _hop(topology: Topology, load: TransferLinks, here: int, there: int, part: float, library_s: float) -> float:
     """Add a hop to a load, and return its seconds."""
     hop_s = topology.add(load, here, there, part) + library_s
     load.at_most(_WINDOW_BYTES * load.flows / (2 * hop_s), part)

@@ -56,7 +56,7 @@ class RingPieces(NamedTuple):
         return [max(room_s + way_s, sends_s) + own_s + way_s for room_s, sends_s, way_s, own_s in hops]
 
 
-class Load:
+class TransferLinks:
     """The links of a transfer, one hop after the other. ``flows``: connections of each hop."""
 
     def __init__(self, flows: int = 1) -> None:
@@ -138,7 +138,7 @@ class Topology:
         n = len(members)
         if n < 2 or self.free:
             return FREE
-        load = Load(self.flows)
+        load = TransferLinks(self.flows)
         # A ring moves 2 (n − 1) / n of the bytes over each hop.
         for here, there in hops(members):
             self.add(load, here, there, 2 * (n - 1) / n)
@@ -152,7 +152,7 @@ class Topology:
         bits = 8 * 2 * (n - 1) / n * size_bytes / many
         latency_s, own_s = [], []
         for hop in hops(members):
-            latency_s.append(self.add(Load(), *hop, 0.0))
+            latency_s.append(self.add(TransferLinks(), *hop, 0.0))
             of_links = min((self._mean_bit_per_s[link] for link in self._links(*hop)), default=math.inf)
             rate = min(of_links, self.flows * self._flow(*hop))
             own_s.append(bits / rate if rate > 0.0 else 0.0)  # a dead link already stops the flow, so it needs no delay
@@ -172,7 +172,7 @@ class Topology:
         return Route(back.load, 2 * back.latency_s)  # of the request and of the answer
 
     def point(self, here: int, there: int) -> Route:
-        load = Load()
+        load = TransferLinks()
         return load.route(self.add(load, here, there, 1.0))
 
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
@@ -181,7 +181,7 @@ class Topology:
         """
         if self.free:
             return FREE
-        load = Load()
+        load = TransferLinks()
         latency_s = 0.0
         for party in others:
             way_s = sum(self.add(load, *pair, 1.0) for pair in pairwise([rank, *party]))
@@ -190,13 +190,13 @@ class Topology:
 
     def mesh(self, sends: Iterable[tuple[int, int, float]]) -> Route:
         """Return the route of simultaneous messages (from, to, bytes); the transfer has size 1."""
-        load = Load()
+        load = TransferLinks()
         latency_s = max((self.add(load, here, there, size) for here, there, size in sends), default=0.0)
         return load.route(latency_s)
 
     def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
         """Return the route from the first of each of ``parties`` through to its last."""
-        load = Load()
+        load = TransferLinks()
         latency_s = 0.0
         for party in parties:
             latency_s = max(latency_s, sum(self.add(load, *pair, 1.0) for pair in pairwise(party)))
@@ -206,19 +206,19 @@ class Topology:
         """Return the route of simultaneous pieces, (from, to) → bytes; the transfer has size 1."""
         if self.free:
             return FREE
-        load = Load()
+        load = TransferLinks()
         latency_s = max((self.add(load, *pair, size) for pair, size in sizes.items()), default=0.0)
         return load.route(latency_s)
 
     def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:
         pairs = tuple(pairs)
-        load = Load()
+        load = TransferLinks()
         latency_s = 0.0
         for here, there in pairs:
             latency_s = max(latency_s, self.add(load, here, there, 1 / (len(pairs) + 1)))
         return load.route(latency_s)
 
-    def add(self, load: Load, here: int, there: int, part: float) -> float:
+    def add(self, load: TransferLinks, here: int, there: int, part: float) -> float:
         """Add a hop between two nodes to a load, and return its latency."""
         load.add(self._links(here, there), part)
         if self.machines[here] == self.machines[there]:
