@@ -13,7 +13,7 @@ def test_a_rival_that_is_not_installed_is_left_out_by_name(monkeypatch: pytest.M
     monkeypatch.setattr(rivals, "TRACEML", "no-such-package")
     result = bench.run(True, lambda *_: None, case="rivals")
     assert result["left_out"] == {"traceml": "no-such-package is not installed"}
-    (row,) = result["beside"]
+    (row,) = result["tools"]
     assert "rank" in row["uneven"]["said"]
     assert "traceml" not in row
     assert [table.title for table in bench.tables(result)] == ["Who is slow, and why", "Left out"]

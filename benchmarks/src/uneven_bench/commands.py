@@ -298,7 +298,7 @@ def why(
 
     60 runs of three workers with one disturbance (a quota, stops, competition, slow data, heavy batches, a slow link,
     garbage collection, compilation, page faults, …) under DDP, FSDP2 and a plain loop; 40 without one, half of them
-    beside busy loops; the time that the measurement adds to steps of 5 and 50 ms; and the promised gain of each remedy
+    next to busy loops; the time that the measurement adds to steps of 5 and 50 ms; and the promised gain of each remedy
     against that of really doing it, on emulated machines. Slow links and remedies need root.
 
     Case: rivals, seven scripts that TraceML explains as well, where it is installed.

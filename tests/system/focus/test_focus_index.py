@@ -423,7 +423,7 @@ def test_words_find_what_looks_like_them_and_centroids_are_embedded_once(taken):
     shown: list[int] = []
     by = by_colour()
     watched = replace(by, picture=lambda crops: (shown.append(len(crops)), by.picture(crops))[1])
-    index = focus.load_index(taken.folder)  # nobody asks the truth network
+    index = focus.load_index(taken.folder)  # no query asks the exact network
     hits = list(index.search("something yellow", watched, most=3))
     assert {hit.frame for hit in hits} <= frames_with("yellow", sprites())
     assert len({hit.cluster for hit in hits}) == 3

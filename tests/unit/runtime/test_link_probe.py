@@ -1,4 +1,4 @@
-"""The rate and the latency between two machines: over the loopback, and the answers to what is not a question."""
+"""The rate and the latency between two machines: over the loopback, and the answers to malformed questions."""
 
 import socket
 import threading

@@ -129,7 +129,7 @@ def _played(case: WhyCase) -> Explanation:
 
 @contextmanager
 def _busy(case: WhyCase) -> Iterator[None]:
-    """Run busy loops beside the workers, if the machine is to be busy: one, two or three."""
+    """Run one, two or three busy loops next to the workers if the machine is to be busy."""
     count = 1 + int(3 * case.severity) if case.disturbance == "busy" else 0
     loops = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(count)]
     try:
@@ -197,7 +197,7 @@ def _overhead(step_s: float, pairs: int) -> dict[str, float]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    if "beside" in result:
+    if "tools" in result:
         return rivals.tables(result)
     counts = result["runs"]
     rows = [

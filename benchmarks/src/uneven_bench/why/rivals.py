@@ -51,7 +51,7 @@ class Said:
 
 
 def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> dict[str, Any]:
-    """Play each fault under each tool that is installed; ``only``: one of them. Result: ``beside`` (a row for each),
+    """Play each fault under each tool that is installed; ``only``: one of them. Result: ``tools`` (a row for each),
     ``version`` (TraceML's), ``left_out``."""
     rng = random.Random(seed)
     tools: dict[str, Callable[[list[str], Path], Said]] = {"uneven": _uneven, "traceml": _traceml}
@@ -67,7 +67,7 @@ def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> 
             continue
         row: dict[str, Any] = {"fault": fault, "rank": rank if fault != "none" else -1, "late_s": seconds}
         for place, (tool, play) in enumerate(tools.items()):
-            progress("beside", f"{fault}, {tool}", number / len(faults))
+            progress("tools", f"{fault}, {tool}", number / len(faults))
             folder = Path(tempfile.mkdtemp(prefix="uneven-bench-why-"))
             try:
                 said = play([tool, fault, str(rank), str(seconds)], folder)
@@ -79,7 +79,7 @@ def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> 
                 "cause_right": said.rank == row["rank"] and said.cause == FAULTS[fault][place],
             }
         rows.append(row)
-    return {"seed": seed, "beside": rows, "version": version, "left_out": left_out}
+    return {"seed": seed, "tools": rows, "version": version, "left_out": left_out}
 
 
 def _version() -> str | None:
@@ -138,7 +138,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             "none" if row["rank"] < 0 else f"{row['fault']} on rank {row['rank']}, {row['late_s'] * 1e3:.0f} ms",
             *(_mark(row[tool]) for tool in tools),
         )
-        for row in result["beside"]
+        for row in result["tools"]
     ]
     heads = {"uneven": "uneven why", "traceml": f"TraceML {result['version']}"}
     made = [table_of("Who is slow, and why", ("fault", *(heads[tool] for tool in tools)), rows, show_lines=True)]
