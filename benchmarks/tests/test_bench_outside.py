@@ -76,7 +76,7 @@ def test_an_excerpt_is_near_to_the_measured_steps_and_calibration_points_are_not
 
 
 def test_without_data_each_source_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UNEVEN_DATA")
+    monkeypatch.delenv("UNEVEN_DATA", raising=False)
     found = bench.run(quiet)
     assert found["left_out"] == ["diloco_measured", "pollux", "tensorflow_k80", "horovod"]
     assert set(found["median_error"]) == {"onebit_ethernet", "onebit_infiniband"}
