@@ -24,7 +24,8 @@ def main(limit_s: str, second: bool) -> None:
     if not second:
         # Before the import of torch, so that both processes import it at the same time.
         command = [sys.executable, "-P", "-m", "uneven.cli.torch_probe", limit_s, "second"]
-        other = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        # Without its own errors: the first process reports, and kills the second one in the middle of its traceback.
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         # The second process must not outlive a failed first one.
         atexit.register(other.kill)
     import torch
