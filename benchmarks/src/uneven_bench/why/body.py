@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -285,6 +286,7 @@ def _ddp(case: dict[str, Any], disturbance: _Disturbance) -> float:
 def _fsdp2(case: dict[str, Any], disturbance: _Disturbance) -> float:
     from torch.distributed.fsdp import fully_shard
 
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # about in-place operations on a view
     model = _model(disturbance)
     for layer in model.layers:
         if isinstance(layer, nn.Linear):
@@ -324,6 +326,7 @@ def _join(me: RankContext, network: list[str]) -> None:
     kernel.enter(descriptor, kernel.NEW_NETWORK)
     os.close(descriptor)
     os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name != "lo")
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]  # the store of the fork server is in another namespace
     dist.init_process_group("gloo", init_method=f"tcp://{address}:29500", rank=me.rank, world_size=me.size)
 
 
