@@ -19,7 +19,7 @@ from uneven.journal.report.html import report_page
 from uneven.journal.report.page import Page
 from uneven.journal.report.terminal import PLAIN_LINE_EVERY_S, WatchedRun, over
 from uneven.why.explanation import explained
-from uneven.why.pure.causes import Explanation
+from uneven.why.pure.findings import Explanation
 from uneven.why.pure.remedies import with_remedies
 
 _NEWEST_BYTES = 400_000.0  # of each journal: about a thousand steps

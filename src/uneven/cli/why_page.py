@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from uneven.journal.report.page import PageTable
-from uneven.why.pure.causes import CAUSES, EVERY_WORKER, PAUSES, Explanation, Pause, Remedy, Suspect, WorkerTimes
+from uneven.why.pure.findings import CAUSES, EVERY_WORKER, PAUSES, Explanation, Pause, Remedy, Suspect, WorkerTimes
 
 
 def as_text(found: Explanation) -> str:
@@ -17,11 +17,13 @@ def as_text(found: Explanation) -> str:
 
 def blocks(found: Explanation) -> list[str | PageTable]:
     """Return the explanation as paragraphs and tables, which a terminal and a page show."""
+    still = [found.still] if found.still else []
     if not found.steps:
-        return [f"uneven why: {found.note}."]
+        return [f"uneven why: {found.note}.", *still]
     made: list[str | PageTable] = [
         f"uneven why: {found.run}, {len(found.workers)} workers, {found.steps} steps of {_ms(found.step_s)}"
     ]
+    made += still
     lines = []
     for one in found.suspects:
         lines += [_sentence(one, found), f"  cause   {CAUSES[one.cause]}: {one.evidence}"]

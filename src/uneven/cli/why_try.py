@@ -21,7 +21,7 @@ from uneven.journal.reader import Follower
 from uneven.policy.core.records import RunRecord, StepRecord
 from uneven.runtime.jobs.command import Command
 from uneven.why.explanation import explain
-from uneven.why.pure.causes import Explanation, Remedy
+from uneven.why.pure.findings import Explanation, Remedy
 
 STEPS = 200  # of each run
 _SETTLING = 50  # first steps that are not compared: memory is allocated, shares move

@@ -12,7 +12,7 @@ from uneven.runtime.installed import lazy
 
 if TYPE_CHECKING:
     from uneven.why.explanation import explain
-    from uneven.why.pure.causes import Explanation, Remedy, Suspect
+    from uneven.why.pure.findings import Explanation, Remedy, Suspect
     from uneven.why.start import attach
 
 __all__ = ["Explanation", "Remedy", "Suspect", "attach", "explain"]
@@ -22,6 +22,6 @@ __getattr__ = lazy(
     {
         "uneven.why.start": ("attach",),
         "uneven.why.explanation": ("explain",),
-        "uneven.why.pure.causes": ("Explanation", "Remedy", "Suspect"),
+        "uneven.why.pure.findings": ("Explanation", "Remedy", "Suspect"),
     },
 )

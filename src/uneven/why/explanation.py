@@ -7,7 +7,8 @@ from pathlib import Path
 
 from uneven import journal
 from uneven.policy.core.records import FactsRecord, Record, RunRecord
-from uneven.why.pure.causes import Explanation, FactSums, judge
+from uneven.why.pure.causes import FactSums, judge
+from uneven.why.pure.findings import Explanation
 from uneven.why.pure.remedies import with_remedies
 
 

@@ -12,11 +12,14 @@ import resource
 import socket
 import struct
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import psutil
 import torch
@@ -27,11 +30,14 @@ from uneven.run.measure.machine_load import Gpu, nvml_uuid
 
 BUDGET = 0.005  # part of the time that the measurement may take
 _EVERY_S = 1.0
+_LONG = 5.0  # times the usual step; see ``STILL_S``
+STILL_S = 10.0  # without the end of a step; then the place of the training thread is recorded
 _PIECE_S = 0.05
 _PUNCTUAL_S = 0.002  # a timer on a busy machine is late by less
 _LOOKS_AT_OTHERS = 0.1  # part of a period in which the training thread was queued; above, its competitors are listed
 _BUSY_PERCENT = 10.0  # of a processor
 _LOADS = 0.1  # part of a period in which it waited for data; above, the file systems of its open files are read
+_GROUPS = Path("/proc/self/cgroup")
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "fuse.")
 
 
@@ -65,7 +71,10 @@ class FactsThread:
         self._collecting_since = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uneven-why", daemon=True)
-        self._group = control_group.find()
+        self._trains = threading.get_ident()
+        self._groups = ""  # as the kernel lists the groups of this process
+        self._group: control_group.ControlGroup | None = None
+        self._throttled_s = self._before_group_s = 0.0  # in all groups so far, and before it entered this one
         self._process = psutil.Process()
         self._sockets = Sockets()
         self._device = -1  # the number of its GPU, once it uses one
@@ -110,14 +119,23 @@ class FactsThread:
 
     def _run(self) -> None:
         before, step, spent_s = self._counters(), self._iteration(), time.thread_time()
-        due_s = time.monotonic() + _EVERY_S
+        stepped_s, still_due_s, hangs = time.monotonic(), STILL_S, False
+        due_s = stepped_s + _EVERY_S
         while True:
             stopped, late_s = self._sleep(due_s)
             due_s = time.monotonic() + _EVERY_S
             with self._lock:
                 sums, self._sums = self._sums, {}
             now, passed = self._counters() | {"late_s": late_s}, self._iteration() - step
-            if sums:
+            failed = stopped and hasattr(sys, "last_type")
+            if passed and not failed:
+                stepped_s, hangs = time.monotonic(), False
+                still_due_s = max(STILL_S, _LONG * sums["whole_s"] / sums["steps"] if sums else 0.0)
+            elif not stopped and (still_s := time.monotonic() - stepped_s) >= still_due_s:
+                still_due_s *= 2  # so that a hanging night writes a few lines
+                hangs = True
+                self._record_still(still_s)
+            if sums and not (failed and hangs):  # the end of the measurement ends the step before
                 self._record(sums, {name: value - before.get(name, 0.0) for name, value in now.items()}, passed)
             before, step = now | {"late_s": 0.0}, step + passed
             self._spent_s += time.thread_time() - spent_s
@@ -129,14 +147,22 @@ class FactsThread:
         # Counters include the steps that were not measured; their sums are for those that were.
         part = min(1.0, sums["steps"] / max(1, passed))
         values = sums | {name: part * value for name, value in counted.items()}
-        values |= self._levels() | {name: part * value for name, value in self._sockets.read().items()}
+        traffic, queue_s, link = self._sockets.read()
+        values |= self._levels() | {name: part * value for name, value in traffic.items()} | {"queue_s": queue_s}
         if sums.get("data_s", 0.0) > _LOADS * sums["whole_s"]:
             values["network_files"] = float(self._on_a_network())
         others = self._others() if sums.get("queued_s", 0.0) > _LOOKS_AT_OTHERS * sums["whole_s"] else ""
         kept = {name: float(f"{value:.6g}") for name, value in values.items() if value}
-        self._write(
-            FactsRecord(rank=self._rank, iteration=self._iteration(), at_s=time.time(), values=kept, others=others)
-        )
+        self._write_facts(kept, others=others, link=link)
+
+    def _record_still(self, still_s: float) -> None:
+        where, meets = place(sys._current_frames()[self._trains])
+        values = {"still_s": round(still_s, 1), "meets": float(meets)}
+        self._write_facts(values, where=where)
+
+    def _write_facts(self, values: dict[str, float], **texts: str) -> None:
+        iteration = self._iteration()
+        self._write(FactsRecord(rank=self._rank, iteration=iteration, at_s=time.time(), values=values, **texts))
 
     def _sleep(self, until_s: float) -> tuple[bool, float]:
         """Sleep in short pieces; return whether the measurement ends, and the seconds by which pieces ended late.
@@ -164,10 +190,19 @@ class FactsThread:
         with suppress(OSError, psutil.Error):
             io = self._process.io_counters()
             found |= {"read_bytes": float(io.read_bytes), "written_bytes": float(io.write_bytes)}
-        if self._group is not None:
-            with suppress(OSError):  # the group has been removed
-                found["throttled_s"] = self._group.throttled_s()
+        with suppress(OSError):  # the group has been removed
+            found["throttled_s"] = self._throttled()
         return found
+
+    def _throttled(self) -> float:
+        """Return the seconds for which quotas have stopped this process. A script may move it to another group."""
+        groups = _GROUPS.read_text() if _GROUPS.is_file() else ""
+        if groups != self._groups:
+            self._groups, self._group = groups, control_group.find()
+            self._before_group_s = self._throttled_s - (self._group.throttled_s() if self._group else 0.0)
+        if self._group is not None:
+            self._throttled_s = self._before_group_s + self._group.throttled_s()
+        return self._throttled_s
 
     def _levels(self) -> dict[str, float]:
         found = {"memory": psutil.virtual_memory().percent / 100, **self._gpu_state()}
@@ -217,6 +252,30 @@ class FactsThread:
         return any(on_a_network(path, mounts.read_text()) for path in opened)
 
 
+def place(frame: FrameType) -> tuple[str, bool]:
+    """Return the function and line of the script that a thread is in, and whether it waits there for other workers."""
+    frames = [frame]
+    while (outer := frames[-1].f_back) is not None:
+        frames.append(outer)
+    frames = [one for one in frames if not one.f_code.co_filename.startswith(_OURS)] or frames
+    own = [one for one in frames if not one.f_code.co_filename.startswith(_INSTALLED)] or frames
+    code = own[0].f_code
+    meets = frames[0].f_code.co_filename.startswith(_MEETS)
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{own[0].f_lineno})", meets
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+_UNEVEN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LIBRARIES = (sysconfig.get_path(one) + os.sep for one in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = ("<", _TORCH, _UNEVEN, *_LIBRARIES)
+# Files whose calls wait for other workers. DDP waits within the backward pass.
+_MEETS = (
+    *(_TORCH + os.path.join(*one, "") for one in (("distributed",), ("autograd",), ("nn", "parallel"))),
+    os.path.join(_UNEVEN, "run", ""),
+)
+
+
 def on_a_network(path: str, mounts: str) -> bool:
     """Return whether a file is on a network file system; ``mounts`` is the text of ``/proc/mounts``."""
     place, kind = "", ""
@@ -245,48 +304,46 @@ def _compiled_s() -> float:
     return sum(times.get("_compile.compile_inner", ()))
 
 
+_Ends = tuple[tuple[Any, ...], tuple[Any, ...]]  # address and port on both sides of a connection
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 # Offsets in struct tcp_info of linux/tcp.h, which only ever grows at its end.
-_RTT_US, _RETRANSMITTED, _ACKED, _RECEIVED, _BUSY_US = 68, 100, 120, 128, 168
+_RTT_US, _RETRANSMITTED, _ACKED, _RECEIVED, _LEAST_RTT_US, _BUSY_US = 68, 100, 120, 128, 148, 168
 
 
 class Sockets:
     """The traffic of this process's own TCP connections, from the kernel's counts."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._before: dict[_Ends, tuple[float, ...]] = {}
 
-    def read(self) -> dict[str, float]:
-        """Return the traffic since the last call, and the round trip of the busiest connection.
+    def read(self) -> tuple[dict[str, float], float, str]:
+        """Return the traffic since the last call; of the busiest connection the seconds in queues, and its ends.
 
-        ``sending_s`` are the seconds in which sent bytes were under way; ``sent_again`` counts segments."""
-        now: dict[tuple[object, ...], tuple[float, ...]] = {}
+        ``sending_s`` are the seconds in which sent bytes were under way; ``sent_again`` counts segments. A queue grows
+        in front of a slow link only: its seconds are those by which a round trip exceeds the shortest one.
+        """
+        now: dict[_Ends, tuple[float, ...]] = {}
         if os.path.isdir("/proc/self/fd"):
             for name in os.listdir("/proc/self/fd"):
                 with suppress(OSError, ValueError):
                     if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                         self._one(int(name), now)
         sums = [0.0] * 4
-        busiest = (0.0, 0.0)
+        busiest = (0.0, 0.0, "")
         for key, values in now.items():
             old = self._before.get(key, (0.0,) * 4)
             moved = [new - past for new, past in zip(values[:4], old, strict=False)]
             sums = [total + more for total, more in zip(sums, moved, strict=True)]
-            busiest = max(busiest, (moved[0], values[4]))
+            busiest = max(busiest, (moved[0], values[4], f"{key[0][0]} {key[1][0]}"))
         self._before = now
         sent, received, busy_s, again = sums
         if not sent + received:
-            return {}
-        return {
-            "sent_bytes": sent,
-            "received_bytes": received,
-            "sending_s": busy_s,
-            "sent_again": again,
-            "round_trip_s": busiest[1],
-        }
+            return {}, 0.0, ""
+        found = {"sent_bytes": sent, "received_bytes": received, "sending_s": busy_s, "sent_again": again}
+        return found, busiest[1], busiest[2]
 
     @staticmethod
-    def _one(descriptor: int, now: dict[tuple[object, ...], tuple[float, ...]]) -> None:
+    def _one(descriptor: int, now: dict[_Ends, tuple[float, ...]]) -> None:
         with socket.socket(fileno=os.dup(descriptor)) as line:
             if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
                 return
@@ -294,6 +351,7 @@ class Sockets:
             key = (line.getsockname(), line.getpeername())
         if len(info) < _BUSY_US + 8:
             return
-        rtt_us, again = struct.unpack_from("I", info, _RTT_US)[0], struct.unpack_from("I", info, _RETRANSMITTED)[0]
+        counted = (struct.unpack_from("I", info, place)[0] for place in (_RTT_US, _LEAST_RTT_US, _RETRANSMITTED))
+        rtt_us, least_rtt_us, again = counted
         acked, received, busy_us = (struct.unpack_from("Q", info, place)[0] for place in (_ACKED, _RECEIVED, _BUSY_US))
-        now[key] = (float(acked), float(received), busy_us / 1e6, float(again), rtt_us / 1e6)
+        now[key] = (float(acked), float(received), busy_us / 1e6, float(again), (rtt_us - least_rtt_us) / 1e6)

@@ -10,7 +10,7 @@ import pytest
 from uneven.cli.why_try import RunCommand, best, options_of, throughput
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import Iteration, Timing
-from uneven.why.pure.causes import Explanation, Remedy
+from uneven.why.pure.findings import Explanation, Remedy
 
 
 def remedy(words: str, gain: float, command: str = "") -> Remedy:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from uneven import journal
+from uneven.errors import JournalError
 from uneven.journal.reader import rank_path
 from uneven.policy.core.records import FactsRecord, MeetingsRecord, StepRecord
 from uneven.testing.ranks import RankContext, ranks, run_ranks
+from uneven.why import facts
+from uneven.why.explanation import explain
 from uneven.why.probe import sparse
 from uneven.why.start import attach
 
@@ -199,3 +204,34 @@ def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, t
 def test_the_function_has_its_name_after_its_module_is_imported() -> None:
     importlib.import_module("uneven.cli.why_live")
     assert callable(importlib.import_module("uneven.why").explain)
+
+
+def _hung(me: RankContext, folder: str) -> str:
+    """Train; rank 1 hangs in its fifth step until both workers have recorded where they are; return the sentence."""
+    facts.STILL_S = 0.5
+    probe = attach(folder)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = ""
+
+    def read_without_end() -> None:
+        nonlocal said
+        while not said:
+            with suppress(JournalError):  # before the first records
+                said = explain(folder, remedies=False).still
+
+    for step in range(6):
+        if me.rank == 1 and step == 4:
+            read_without_end()
+        model(torch.ones(3, 6)).sum().backward()
+        optimizer.step()
+    probe.close()
+    return said
+
+
+def test_a_worker_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
+    _, said = run_ranks(2, _hung, str(tmp_path))
+    where = r"rank 1 is in \w+ \(test_attach\.py:\d+\); rank 0 waits for other workers\."
+    assert re.fullmatch(r"No step has ended for \d+ s: " + where, said)
+    assert "read_without_end" in said
+    assert explain(tmp_path, remedies=False).still == ""  # the steps went on

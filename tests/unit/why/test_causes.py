@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from uneven.journal.pure.metrics import Iteration, Timing
-from uneven.why.pure.causes import EVERY_WORKER, Explanation, FactSums, judge
+from uneven.policy.core.records import FactsRecord
+from uneven.why.pure.causes import FactSums, judge
+from uneven.why.pure.findings import EVERY_WORKER, Explanation
 
 STEPS = 60
 USUAL = {"steps": 1.0, "whole_s": 0.1, "exchange_s": 0.02, "ran_s": 0.06, "queued_s": 0.01, "elements": 100.0}
@@ -62,7 +64,10 @@ def explained(
             )
         )
     sums = {rank: USUAL | (everyone or {}) | (facts or {}).get(rank, {}) for rank in range(4)}
-    known = {rank: FactSums(sums=one, newest=one, records=1) for rank, one in sums.items()}
+    known = {
+        rank: FactSums(sums=one, newest=one, records=1, links={f"10.0.0.{rank} 10.0.0.{(rank + 1) % 4}": 1})
+        for rank, one in sums.items()
+    }
     return judge("run", iterations, known, dict.fromkeys(range(4), "here"))
 
 
@@ -148,6 +153,15 @@ def test_a_run_of_a_session_without_facts_has_the_times_of_its_slow_worker() -> 
     assert (found.cause, found.evidence) == ("processor", "its computing takes 181 ms, that of the others 81 ms")
 
 
+@pytest.mark.parametrize("name", ["ran_s", "throttled_s", "whole_s"])  # which makes its sleep longer
+def test_a_smaller_lateness_counts_on_a_full_machine_if_no_queue_explains_it(name: str) -> None:
+    everyone = {"queued_s": 0.04, "whole_s": 0.12}
+    assert not explained(late={2: 0.015}, everyone=everyone).suspects
+    own = {name: (USUAL | everyone | {"throttled_s": 0.0})[name] + 0.02}
+    (found,) = explained(late={2: 0.015}, everyone=everyone, facts={2: own}).suspects
+    assert found.rank == 2
+
+
 def test_workers_of_one_full_machine_are_marked() -> None:
     full = {"queued_s": 0.04, "group": 5.0}
     (found,) = explained(late={2: 0.1}, everyone=full).suspects
@@ -170,13 +184,30 @@ def test_two_slow_workers_are_both_named() -> None:
     assert [one.rank for one in found.suspects] == [3, 1]
 
 
+def ring(slow: set[int], queue_s: float = 0.02) -> dict[int, dict[str, float]]:
+    """Return the facts of a ring in which these ranks send slowly to the next one."""
+    fast = {"sent_bytes": 1e8, "sending_s": 1.0, "queue_s": 1e-4}
+    return {rank: fast | {"sending_s": 10.0, "queue_s": queue_s} if rank in slow else fast for rank in range(4)}
+
+
 def test_a_slow_link_is_named_if_the_exchange_takes_long() -> None:
-    links = {rank: {"sent_bytes": 1e8, "sending_s": 1.0 if rank != 1 else 10.0} for rank in range(4)}
+    links = ring({0, 1})
     links[1]["sent_again"] = 70.0
     (found,) = explained(facts=links, communicate_s=0.1).suspects
     assert (found.rank, found.cause) == (1, "link")
-    assert found.evidence == "it sends 10.0 MB/s, the others 100.0 MB/s; 70 segments were sent again"
+    assert found.evidence == "it sends 10.0 MB/s, the fastest link 100.0 MB/s; 70 segments were sent again"
     assert not explained(facts=links, communicate_s=0.001).suspects
+
+
+def test_a_link_that_is_slow_in_one_direction_is_named_by_its_sender() -> None:
+    (found,) = explained(facts=ring({2}), communicate_s=0.1).suspects
+    assert found.rank == 2
+    assert found.evidence == "it sends 10.0 MB/s to rank 3, the fastest link 100.0 MB/s"
+
+
+@pytest.mark.parametrize("facts", [ring({0, 1}, queue_s=2e-4), ring({0, 1, 2, 3}), ring({0, 1, 2}), ring({0, 2})])
+def test_links_that_are_alike_or_slow_in_two_places_name_no_worker(facts: dict[int, dict[str, float]]) -> None:
+    assert not explained(facts=facts, communicate_s=0.1).suspects
 
 
 @pytest.mark.parametrize(
@@ -216,3 +247,19 @@ def test_without_a_slow_worker_the_bound_is_named(options: dict[str, Any], text:
     found = explained(**options)
     assert not found.suspects
     assert text in found.bound
+
+
+def _fact(rank: int, at_s: float, where: str = "", meets: float = 0.0) -> FactsRecord:
+    values = {"still_s": 40.0, "meets": meets} if where else {"steps": 9.0}
+    return FactsRecord(rank=rank, iteration=9, at_s=at_s, values=values, where=where)
+
+
+def test_a_worker_without_a_record_is_stopped_and_all_others_wait_for_it() -> None:
+    facts = {
+        rank: FactSums.of([_fact(rank, 90.0), _fact(rank, 120.0, "backward (train.py:7)", 1.0)]) for rank in (0, 2)
+    }
+    facts[1] = FactSums.of([_fact(1, 90.0)])
+    silent = "rank 1 reports nothing, so it is stopped or has ended; ranks 0, 2 wait for other workers"
+    assert judge("run", [], facts, {}).still == f"No step has ended for 40 s: {silent}."
+    facts[1] = FactSums.of([_fact(1, 90.0), _fact(1, 119.0)])  # it has just ended a step
+    assert judge("run", [], facts, {}).still == ""

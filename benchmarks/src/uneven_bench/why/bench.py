@@ -28,7 +28,7 @@ from uneven.cluster.pure.describe.spec import Node
 from uneven.errors import UnknownNameError
 from uneven.testing.ranks import run_ranks
 from uneven.why.explanation import explain
-from uneven.why.pure.causes import Explanation
+from uneven.why.pure.findings import Explanation
 from uneven_bench.harness.figures import Spread
 from uneven_bench.harness.show import Progress, table_of
 from uneven_bench.why import remedies, rivals

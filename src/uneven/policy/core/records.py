@@ -200,6 +200,8 @@ class FactsRecord:
     at_s: float  # Unix time
     values: dict[str, float]  # see ``why.facts``; a source that the system lacks is missing
     others: str = ""  # name and process number of the busiest other process, if this worker lacked a processor
+    link: str = ""  # of the busiest connection: this worker's address and its peer's, with a space between
+    where: str = ""  # where the training thread is, if no step ended for ``still_s``; the record has no sums then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median, pstdev
 
 from uneven.journal.pure.metrics import Iteration, Timing
 from uneven.policy.core.records import FactsRecord
+from uneven.why.pure.findings import EVERY_WORKER, Explanation, Pause, Suspect, WorkerTimes
 
 WARM_UP = 3  # first iterations that are not judged: memory is allocated, loaders start
 LEAST_STEPS = 20  # for a name
@@ -29,129 +30,11 @@ _FULL_MEMORY = 0.95
 _WRITTEN = 1e6  # bytes of a pause that writes files
 _QUEUED = 0.2  # part of a worker's own time without a processor; above, its machine is full
 _PAGES = 20.0  # a step, read from disk because they were not in memory
-_SLOW_LINK = 0.5  # of the other workers' rate
+_SLOW_LINK = 0.8  # of the rate of the fastest link
+_QUEUE_S, _QUEUES = 0.0005, 3.0  # seconds in the queue before a slow link; times those before the fastest
 _STOPPED = 0.05  # excess lateness of the probe's own timer per second; above, the whole process stops at times
+_SILENT_S = 5.0  # without a record while other workers write theirs
 EXCHANGING = 0.15  # part of a step; below, no link is to blame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTimes:
-    """A worker's usual step, in seconds."""
-
-    rank: int
-    host: str
-    data_s: float
-    compute_s: float
-    wait_s: float  # for other workers
-    communicate_s: float
-
-    @property
-    def own_s(self) -> float:
-        """Data and compute together."""
-        return self.data_s + self.compute_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """A slow worker or link.
-
-    ::
-
-        for suspect in uneven.why.explain("runs/mine").suspects:
-            print(suspect.rank, suspect.cause, suspect.evidence)
-    """
-
-    rank: int
-    host: str  #: name of its machine
-    late_s: float  #: seconds per step, more than the median of the others
-    part_of_steps: float  #: 0 … 1, in which it was late
-    cause: str  #: "quota", "stopped", "data", …: a key of ``CAUSES``
-    evidence: str  #: one sentence with the figures
-    shared: bool = False  #: the other workers of its machine lack processors as well
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """Rare long steps with the same slow worker.
-
-    ::
-
-        for pause in uneven.why.explain("runs/mine").pauses:
-            print(pause.rank, pause.steps, pause.cause)
-    """
-
-    rank: int  #: of the worker that the others waited for; ``EVERY_WORKER`` if all were slow together
-    steps: int  #: number of long steps
-    lost_s: float  #: in all of them
-    part: float  #: of the whole time
-    cause: str = ""  #: "checkpoint", "evaluation", …: a key of ``PAUSES``; "" if unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change and its expected gain in throughput, from a simulation of the recorded run.
-
-    ::
-
-        best = max(found.remedies, key=lambda remedy: remedy.gain)
-    """
-
-    words: str  #: the change, for people
-    gain: float  #: throughput with it ÷ throughput without
-    least: float  #: the least gain of the simulations with other seeds
-    most: float  #: the greatest of them
-    command: str = ""  #: to apply it, if one command does
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The answer of ``uneven why``, from :func:`explain`.
-
-    ::
-
-        found = uneven.why.explain("runs/mine")
-        print(found.step_s, [suspect.rank for suspect in found.suspects])
-    """
-
-    run: str  #: name of the run
-    steps: int  #: number of steps that were judged
-    step_s: float  #: seconds of the usual step
-    workers: tuple[WorkerTimes, ...]  #: by rank
-    suspects: tuple[Suspect, ...]  #: the latest first; empty if all workers are equally fast
-    pauses: tuple[Pause, ...]  #: rare long steps
-    bound: str  #: one sentence about the largest part of the time
-    remedies: tuple[Remedy, ...] = ()  #: the greatest gain first
-    note: str = ""  #: the reason if remedies or names are missing
-
-
-CAUSES = {
-    "quota": "its control group's quota stops it",
-    "contention": "other processes take its processors",
-    "steal": "the hypervisor takes its processors",
-    "stopped": "it is stopped from outside",
-    "blocked": "it sleeps or blocks in its own code",
-    "data": "it waits for its data",
-    "batch": "its batches are heavier",
-    "collection": "Python's garbage collector runs",
-    "compilation": "torch.compile compiles again",
-    "memory": "it lacks memory and reads pages from disk",
-    "clock": "its processor runs at a lower clock rate",
-    "heat": "its GPU is too hot and slows down",
-    "gpu-clock": "its GPU runs at a lower clock rate",
-    "pcie": "its GPU has a narrower PCIe connection",
-    "processor": "its processor takes longer for the same work",
-    "link": "its link is slow",
-}
-
-EVERY_WORKER = -1
-
-PAUSES = {
-    "checkpoint": "it writes a checkpoint",
-    "evaluation": "it evaluates",
-    "compilation": "torch.compile compiles",
-    "collection": "Python's garbage collector runs",
-    "writing": "it writes files",
-}
 
 
 @dataclass(slots=True)
@@ -162,17 +45,23 @@ class FactSums:
     newest: dict[str, float] = field(default_factory=dict)
     records: int = 0
     others: dict[str, int] = field(default_factory=dict)  # competing process → number of times seen
+    links: dict[str, int] = field(default_factory=dict)  # addresses of the busiest connection → number of times seen
+    last: FactsRecord | None = None
 
     @classmethod
     def of(cls, records: Iterable[FactsRecord]) -> FactSums:
         made = cls()
         for record in records:
+            made.last = record
+            if record.where:
+                continue
             for name, value in record.values.items():
                 made.sums[name] = made.sums.get(name, 0.0) + value
             made.newest.update(record.values)
             made.records += 1
-            if record.others:
-                made.others[record.others] = made.others.get(record.others, 0) + 1
+            for seen, name in ((made.others, record.others), (made.links, record.link)):
+                if name:
+                    seen[name] = seen.get(name, 0) + 1
         return made
 
     def per_step(self, name: str) -> float:
@@ -194,6 +83,12 @@ def judge(
     run: str, iterations: Sequence[Iteration], facts: Mapping[int, FactSums], hosts: Mapping[int, str]
 ) -> Explanation:
     """Return the slow workers of a run, their causes, and the bound of the run. Remedies are added by the caller."""
+    return replace(_judged(run, iterations, facts, hosts), still=_still_workers(facts))
+
+
+def _judged(
+    run: str, iterations: Sequence[Iteration], facts: Mapping[int, FactSums], hosts: Mapping[int, str]
+) -> Explanation:
     known = [one for one in iterations[WARM_UP:] if math.isfinite(one.duration_s)]
     if not known:
         note = f"fewer than {WARM_UP + 2} steps are recorded: nothing can be compared"
@@ -230,6 +125,28 @@ def judge(
     )
 
 
+def _still_workers(facts: Mapping[int, FactSums]) -> str:
+    """Return the sentence about the newest seconds if no worker ends a step; empty otherwise."""
+    last = {rank: one.last for rank, one in sorted(facts.items()) if one.last is not None}
+    now_s = max((one.at_s for one in last.values()), default=0.0)
+    still = {rank: one for rank, one in last.items() if one.where}
+    silent = [rank for rank, one in last.items() if not one.where and now_s - one.at_s >= _SILENT_S]
+    if not still or len(still) + len(silent) < len(last):
+        return ""
+    still_s = max(one.values["still_s"] for one in still.values())
+    waiting = [rank for rank, one in still.items() if one.values["meets"]]
+    parts = [f"rank {rank} is in {one.where}" for rank, one in still.items() if rank not in waiting]
+    parts += [f"rank {rank} reports nothing, so it is stopped or has ended" for rank in silent]
+    if waiting:
+        wait = "waits" if len(waiting) == 1 else "wait"
+        parts.append(f"{_ranks(waiting)} {wait} for other workers")
+    return f"No step has ended for {still_s:.0f} s: {'; '.join(parts)}."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def _worker(rank: int, host: str, timings: Sequence[Timing]) -> WorkerTimes:
     return WorkerTimes(
         rank=rank,
@@ -248,7 +165,8 @@ def _late(
     for worker in workers:
         late_s = [_lateness(one, worker.rank) for one in usual]
         full = _on_a_full_machine(worker, workers, facts)
-        bar_s = step_s * (_LATE_IF_FULL if full else _LATE)
+        queued = full and _unqueued_s(worker.rank, facts) < _LATE * step_s
+        bar_s = step_s * (_LATE_IF_FULL if queued else _LATE)
         part = sum(one > bar_s / 2 for one in late_s) / len(late_s)
         if median(late_s) >= bar_s and part >= _OFTEN and _certain(late_s):
             cause, evidence = _cause(worker, workers, facts, median(late_s))
@@ -264,6 +182,19 @@ def _late(
                 )
             )
     return found
+
+
+def _unqueued_s(rank: int, facts: Mapping[int, FactSums]) -> float:
+    """Return the seconds per step in which a worker ran, slept or was throttled longer than the others.
+
+    On a full machine, the wait for a processor is a matter of luck. These seconds are not.
+    """
+
+    def own_s(one: FactSums) -> float:
+        throttled_s = min(one.per_step("throttled_s"), one.per_step("queued_s"))
+        return one.per_step("ran_s") + one.still_s + throttled_s
+
+    return own_s(facts.get(rank, FactSums())) - median(own_s(one) for other, one in facts.items() if other != rank)
 
 
 def _lateness(one: Iteration, rank: int) -> float:
@@ -402,26 +333,58 @@ def _still(mine: FactSums, still_s: float, later: float) -> tuple[str, str]:
 
 
 def _slow_link(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums], step_s: float) -> Suspect | None:
-    """Return the worker whose connections are much slower than the others', if the exchange takes long."""
+    """Return the worker whose connections are slower than the others', if the exchange takes long.
+
+    In a ring, all connections pass the same bytes, but data queues only in front of the slow ones.
+    """
     exchange_s = median(one.communicate_s for one in workers)
-    rates = {one.rank: link_rate(facts.get(one.rank, FactSums())) for one in workers}
-    if exchange_s < EXCHANGING * step_s or any(not rate > 0 for rate in rates.values()):
+    links = _links(workers, facts)
+    if exchange_s < EXCHANGING * step_s or len(links) < 2:
         return None
-    slowest = min(rates, key=rates.__getitem__)
-    usual = median(rate for rank, rate in rates.items() if rank != slowest)
-    if rates[slowest] > _SLOW_LINK * usual:
+    rates = {ends: link_rate(one) for ends, one in links.items()}
+    fastest, least_s = max(rates.values()), min(one.mean("queue_s") for one in links.values())
+    slow = [
+        ends
+        for ends, one in links.items()
+        if rates[ends] <= _SLOW_LINK * fastest and one.mean("queue_s") >= max(_QUEUE_S, _QUEUES * least_s)
+    ]
+    places = {place for ends in slow for place in ends}
+    both = [place for place in places if all(ends in slow for ends in links if place in ends)]
+    if len(slow) == len(links) or (len(both) != 1 and len(slow) != 1):
         return None
-    worker = next(one for one in workers if one.rank == slowest)
-    again = facts[slowest].sums.get("sent_again", 0.0)
+    sender = both[0] if len(both) == 1 else slow[0][0]
+    ends = next(ends for ends in links if ends[0] == sender)
+    rate = rates[ends]
+    worker = next(one for one in workers if _sender(facts.get(one.rank)) == sender)
+    receivers = [one.rank for one in workers if _sender(facts.get(one.rank)) == ends[1]]
+    to = "" if len(both) == 1 else f" to rank {receivers[0]}"
+    again = links[ends].sums.get("sent_again", 0.0)
     more = f"; {again:.0f} segments were sent again" if again else ""
     return Suspect(
-        rank=slowest,
+        rank=worker.rank,
         host=worker.host,
-        late_s=exchange_s * (1 - rates[slowest] / usual),
+        late_s=exchange_s * (1 - rate / fastest),
         part_of_steps=1.0,
         cause="link",
-        evidence=f"it sends {rates[slowest] / 1e6:.1f} MB/s, the others {usual / 1e6:.1f} MB/s{more}",
+        evidence=f"it sends {rate / 1e6:.1f} MB/s{to}, the fastest link {fastest / 1e6:.1f} MB/s{more}",
     )
+
+
+def _links(workers: Sequence[WorkerTimes], facts: Mapping[int, FactSums]) -> dict[tuple[str, str], FactSums]:
+    """Return the facts of a sender for each pair of addresses with a network between them."""
+    made = dict[tuple[str, str], FactSums]()
+    for one in workers:
+        known = facts.get(one.rank, FactSums())
+        if known.links and link_rate(known) > 0:
+            sender, receiver = max(known.links, key=known.links.__getitem__).split(" ")
+            if sender != receiver:
+                made[sender, receiver] = known
+    return made
+
+
+def _sender(known: FactSums | None) -> str:
+    """Return the address from which a worker sends most; empty if unknown."""
+    return max(known.links, key=known.links.__getitem__).split(" ")[0] if known is not None and known.links else ""
 
 
 def link_rate(one: FactSums) -> float:

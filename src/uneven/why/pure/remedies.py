@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import iterations
-from uneven.policy.core.records import Record, StepRecord
-from uneven.why.pure.causes import EXCHANGING, Explanation, Remedy, Suspect
+from uneven.policy.core.records import FactsRecord, Record, StepRecord
+from uneven.why.pure.causes import EXCHANGING
+from uneven.why.pure.findings import Explanation, Remedy, Suspect
 
 _SEEDS = range(3)
 _STEPS = 400  # simulated at least: in a short run, balancers would still look for their shares
@@ -65,7 +66,7 @@ def simulation(run: str, records: Sequence[Record], texts: Sequence[str], seed: 
     Raises:
         ConfigError: a text is invalid, or the run cannot be simulated.
     """
-    return simulated(run, _with_transfers(records), texts, seed, least=_STEPS)
+    return simulated(run, _within_quotas(_with_transfers(records)), texts, seed, least=_STEPS)
 
 
 def changes(found: Explanation) -> list[Cure]:
@@ -111,5 +112,31 @@ def _with_transfers(records: Sequence[Record]) -> list[Record]:
         if isinstance(one, StepRecord) and not one.transfer_s:
             timing = communicated.get(one.iteration, {}).get(one.rank)
             one = replace(one, transfer_s=timing.communicate_s if timing else 0.0)
+        made.append(one)
+    return made
+
+
+def _within_quotas(records: Sequence[Record]) -> list[Record]:
+    """Return the records with the time that each worker's quota allows it in a lasting run.
+
+    A worker that waits for a slow one saves its quota, and then computes faster than the quota. If no worker is slow,
+    it cannot: a step takes its processor time ÷ its quota or more.
+    """
+    cores = dict[int, float]()
+    used_s = dict[int, list[float]]()
+    for one in records:
+        if isinstance(one, FactsRecord) and one.values.get("quota_cores"):
+            cores[one.rank] = one.values["quota_cores"]
+        if isinstance(one, StepRecord):
+            used_s.setdefault(one.rank, []).append(one.local_cpu_s)
+    least_s = {rank: fmean(used_s[rank]) / quota for rank, quota in cores.items() if rank in used_s}
+    made = list[Record]()
+    for one in records:
+        if isinstance(one, StepRecord) and one.rank in least_s:
+            more_s = min(
+                max(0.0, least_s[one.rank] - one.data_s - one.compute_s), one.exchange_s - (one.transfer_s or 0.0)
+            )
+            if more_s > 0.0:
+                one = replace(one, compute_s=one.compute_s + more_s, exchange_s=one.exchange_s - more_s)
         made.append(one)
     return made
