@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import median
 
 from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.errors import ConfigError
@@ -129,7 +129,7 @@ def _within_quotas(records: Sequence[Record]) -> list[Record]:
             cores[one.rank] = one.values["quota_cores"]
         if isinstance(one, StepRecord):
             used_s.setdefault(one.rank, []).append(one.local_cpu_s)
-    least_s = {rank: fmean(used_s[rank]) / quota for rank, quota in cores.items() if rank in used_s}
+    least_s = {rank: median(used_s[rank]) / quota for rank, quota in cores.items() if rank in used_s}
     made = list[Record]()
     for one in records:
         if isinstance(one, StepRecord) and one.rank in least_s:
