@@ -79,7 +79,8 @@ def _excluded(found: Explanation) -> list[str]:
 def _pause(one: Pause) -> str:
     whose = "all workers" if one.rank == EVERY_WORKER else f"rank {one.rank}"
     cause = f" ({PAUSES[one.cause]})" if one.cause else ""
-    return f"Now and then: {one.steps} long step{'s' * (one.steps > 1)} of {whose}{cause} took {one.part:.1%} of the time."
+    steps = "1 long step" if one.steps == 1 else f"{one.steps} long steps"
+    return f"Now and then: {steps} of {whose}{cause} took {one.part:.1%} of the time."
 
 
 def _worker_table(workers: Sequence[WorkerTimes]) -> PageTable:
