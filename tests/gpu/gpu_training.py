@@ -74,17 +74,17 @@ def alone(model: nn.Module, make: Make, epochs: int) -> nn.Module:
 
 
 def together(
-    model: nn.Module, make: Make, epochs: int, most: int | None = None, **session: Any
+    model: nn.Module, make: Make, epochs: int, most: int | None = None, device: str = "", **session: Any
 ) -> set[tuple[int, ...]]:
-    """Train ``model`` in a session, where it stays; every split that was used."""
+    """Train ``model`` in a session, on ``device`` or where it is; every split that was used."""
     splits, first = set(), next(model.parameters())
-    dtype = first.dtype
+    dtype, place = first.dtype, device or first.device
     with uneven.Session(**{"balance": Moving(), **session}) as opened:
         trained, optimizer = opened.setup(model, make(model))
         loader = opened.loader(dataset(dtype), batch_size=X)
         batches = itertools.chain.from_iterable(loader for _ in range(epochs))
         for x, y in itertools.islice(batches, most):
-            F.cross_entropy(trained(x.to(first.device)), y.to(first.device)).backward()
+            F.cross_entropy(trained(x.to(place)), y.to(place)).backward()
             optimizer.step()
             optimizer.zero_grad()
             splits.add(opened.shares)

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from session_parts import Moving, N, X, net, reference, sgd, tensors
+from session_parts import Moving, N, X, reference, sgd, tensors
+from session_parts import net as net32
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
 from uneven.policy.core.records import LineRecord, StepRecord
+from uneven.run.gradients import sharded_gradients
+from uneven.run.measure.meter import Meter
 from uneven.testing.ranks import RankContext, ranks
+
+DATA = tensors(torch.float64)
+
+
+def net() -> nn.Module:
+    return net32().double()
 
 
 def sharded(model: nn.Module, *shape: int, **how: Any) -> nn.Module:
@@ -35,7 +45,7 @@ def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: one.full_tensor() for name, one in model.state_dict().items()}
 
 
-def equal(model: nn.Module, theirs: nn.Module, tolerance: float = 1e-6) -> None:
+def equal(model: nn.Module, theirs: nn.Module, tolerance: float = 1e-12) -> None:
     found = gathered(model)
     for name, one in theirs.state_dict().items():
         torch.testing.assert_close(found[name], one, rtol=tolerance, atol=tolerance)
@@ -55,7 +65,7 @@ def train_on(
     optimizer = sgd(model)
     model, optimizer = session.setup(model, optimizer)
     called = model if wrap is None else wrap(model)
-    loader = session.loader(TensorDataset(*tensors()), X)
+    loader = session.loader(TensorDataset(*DATA), X)
     for _ in range(epochs):
         for x, y in loader:
             F.cross_entropy(called(x), y).backward()
@@ -67,7 +77,52 @@ def train_on(
 def test_fsdp2(me: RankContext) -> None:
     model = sharded(net(), 3)
     session = train(model)
-    equal(model, reference(2, net()))
+    equal(model, reference(2, net(), torch.float64))
+    session.close()
+
+
+@ranks(2)
+def test_a_worker_whose_shard_is_in_host_memory(me: RankContext) -> None:
+    model = sharded(net(), 2, **({"offload_policy": CPUOffloadPolicy(pin_memory=False)} if me.rank else {}))
+    session = train(model)
+    equal(model, reference(2, net(), torch.float64))
+    session.close()
+
+
+@ranks(2)
+def test_marks_of_a_device_that_waits_by_itself(me: RankContext) -> None:
+    """torch's calls come in the order in which it gives them to a device; each wait is between two marks."""
+    seen: list[str] = []
+
+    def noted(what: str, call: Callable[..., Any], *those: Any) -> Any:
+        seen.append(what)
+        return call(*those)
+
+    class Noting(Meter):
+        def ready(self) -> None:
+            noted("ready", super().ready)
+
+        def done(self) -> None:
+            noted("done" if self._ready is not None else "", super().done)
+
+    gather, scatter = sharded_gradients.GatherWork, sharded_gradients.scatter_sum
+    with (
+        patch.multiple(
+            sharded_gradients,
+            host_carries=lambda *those: False,
+            GatherWork=lambda *those: noted("gather", gather, *those),
+            scatter_sum=lambda *those: noted("scatter", scatter, *those),
+        ),
+        patch("uneven.run.reports.step_accounting.Meter", Noting),
+    ):
+        model = sharded(net(), 2)
+        session = train(model)
+    equal(model, reference(2, net(), torch.float64))
+    forward = [*2 * ["gather", "ready", "done"], "ready", "done"]  # the last two for statistics of batch norm
+    last_layer = ["gather", "ready", "done", "gather", "ready", "done", "ready", "scatter"]
+    first_layer = ["ready", "done", "ready", "done", "ready", "scatter", "done"]
+    steps = 2 * -(-N // X)
+    assert [one for one in seen if one] == steps * [*forward, *last_layer, *first_layer]
     session.close()
 
 
@@ -80,7 +135,7 @@ def test_hsdp(me: RankContext) -> None:
             one += me.rank // 2
     model = sharded(model, 2, 2)
     session = train(model)
-    equal(model, reference(2, net()))
+    equal(model, reference(2, net(), torch.float64))
     session.close()
 
 
@@ -90,11 +145,11 @@ def test_passes_that_wait_and_shares_that_move_between_them(me: RankContext) -> 
     optimizer = sgd(model)
     session = uneven.Session(balance=Moving(), overhead_budget=0.9)
     session.setup(model, optimizer)
-    loader = session.loader(TensorDataset(*tensors()), X, shuffle=False)
+    loader = session.loader(TensorDataset(*DATA), X, shuffle=False)
     theirs = net()
     steps = sgd(theirs)
     for _ in range(2):
-        parts = zip(*(one.split(X) for one in tensors()), strict=True)
+        parts = zip(*(one.split(X) for one in DATA), strict=True)
         for number, ((x, y), whole) in enumerate(zip(loader, parts, strict=True), 1):
             F.cross_entropy(theirs(whole[0]), whole[1]).backward()
             if number % passes and number < len(loader):
@@ -114,7 +169,7 @@ def test_passes_that_wait_and_shares_that_move_between_them(me: RankContext) -> 
 
 @ranks(3)
 def test_a_mean_over_tokens(me: RankContext) -> None:
-    model, (x, y) = sharded(net(), 3), tensors()
+    model, (x, y) = sharded(net(), 3), DATA
     y = torch.where(torch.arange(N) % 3 == 0, -100, y)
     optimizer = sgd(model)
     session = uneven.Session(balance="static:shares=6/2/4")
@@ -136,7 +191,7 @@ def test_a_mean_over_tokens(me: RankContext) -> None:
 @ranks(3)
 def test_mixed_precision(me: RankContext) -> None:
     """Half the numbers' places, so by 2⁻⁸ and not by 10⁻⁶; gradients are summed in float32."""
-    model = sharded(net(), 3, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    model = sharded(net32(), 3, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
     session = uneven.Session(balance="static:shares=6/2/4")
     optimizer = sgd(model)
     session.setup(model, optimizer)
@@ -144,7 +199,7 @@ def test_mixed_precision(me: RankContext) -> None:
         F.cross_entropy(model(x).float(), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    equal(model, reference(1, net()), 2.0**-6)
+    equal(model, reference(1, net32()), 2.0**-6)
     session.close()
 
 
@@ -161,7 +216,7 @@ def test_compiled(me: RankContext, when: str) -> None:
     if when == "in place":
         model.compile(backend="aot_eager")
     session = train(model, wrap=None if when != "after" else lambda one: torch.compile(one, backend="aot_eager"))
-    equal(model, reference(2, net()))
+    equal(model, reference(2, net(), torch.float64))
     session.close()
 
 
@@ -172,7 +227,7 @@ def test_a_distributed_checkpoint(me: RankContext, tmp_path: str) -> None:
     optimizer = sgd(first)
     session = uneven.Session(balance="static:shares=6/2/4")
     session.setup(first, optimizer)
-    loader = session.loader(TensorDataset(*tensors()), X)
+    loader = session.loader(TensorDataset(*DATA), X)
     for number, (x, y) in enumerate(loader):
         F.cross_entropy(first(x), y).backward()
         optimizer.step()
@@ -187,7 +242,7 @@ def test_a_distributed_checkpoint(me: RankContext, tmp_path: str) -> None:
     optimizer = sgd(second)
     session = uneven.Session(balance="static:shares=1/9/2")
     session.setup(second, optimizer)
-    loader = session.loader(TensorDataset(*tensors()), X)
+    loader = session.loader(TensorDataset(*DATA), X)
     weights, moments = get_state_dict(second, optimizer)
     dcp.load({"model": weights, "optimizer": moments, "session": session}, checkpoint_id=tmp_path)
     set_state_dict(second, optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -195,7 +250,7 @@ def test_a_distributed_checkpoint(me: RankContext, tmp_path: str) -> None:
         F.cross_entropy(second(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    equal(second, reference(1, net()))
+    equal(second, reference(1, net(), torch.float64))
     session.close()
 
 
@@ -210,7 +265,7 @@ def test_what_is_waited_for_counts_as_waiting(me: RankContext, tmp_path: str) ->
     assert len(steps) == -(-N // X)
     assert all(one.exchange_s > 0.0 for one in steps)
     (line,) = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients"]
-    halves = [sum(one.numel() for one in layer.parameters()) * 4 // 2 for layer in (net()[0], net()[2])]  # type: ignore[index]
+    halves = [sum(one.numel() for one in layer.parameters()) * 8 // 2 for layer in (net()[0], net()[2])]  # type: ignore[index]
     assert line.exchanges >= 2 * 2 * len(steps)
     assert line.sent_bytes >= 2 * sum(halves) * len(steps)
 
@@ -242,8 +297,8 @@ def test_what_is_refused_before_training(me: RankContext) -> None:
             session.setup(model, find_unused_parameters=True)
     with uneven.Session() as session:
         model = session.setup(sharded(net(), 2))
-        session.loader(TensorDataset(*tensors()), X)
-        for caller in (lambda: session.profile(print), lambda: session.evaluate(len, TensorDataset(*tensors()))):
+        session.loader(TensorDataset(*DATA), X)
+        for caller in (lambda: session.profile(print), lambda: session.evaluate(len, TensorDataset(*DATA))):
             with pytest.raises(ConfigError, match="needs all workers"):
                 caller()
 
@@ -254,6 +309,6 @@ def test_a_pass_beside_the_hooks(me: RankContext) -> None:
     optimizer = sgd(model)
     with uneven.Session() as session:
         session.setup(model, optimizer)
-        next(iter(session.loader(TensorDataset(*tensors()), X)))
+        next(iter(session.loader(TensorDataset(*DATA), X)))
         with pytest.raises(TrainingError, match="no gradients were exchanged"):
             optimizer.step()

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven.cluster.pure.plan import Allowance, LeftOut, Plan, Price, Row, findings, price, priced, reason, spot
+from uneven.cluster.pure.plan.memory_plan import MemoryPlan, divided, machines
 from uneven.cluster.pure.plan.reasons import listed
 from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
 from uneven.journal.report.console import Console
@@ -72,6 +73,14 @@ class PlanPage:
     def money(self, value: float) -> str:
         """Return an amount as text: ``5.8`` → ``$ 5.80``."""
         return f"{self.spec.currency} {amount(value)}"
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """The division of the model by memory, if the description has its size."""
+        work = self.spec.workload
+        if not work.state_bytes:
+            return None
+        return divided(machines(self.spec), work.state_bytes, work.pass_bytes, work.global_batch)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -307,6 +316,8 @@ def advice(page: PlanPage) -> list[str]:
         if gain is not None and choice != base:
             what = "the samples/s of" if page.goal is None else "as fast as"
             text_lines[-1] += f"    ({gain:.2f} × {what} {base.balance} shares under {base.sync})"
+    if (memory := page.memory) is not None:
+        text_lines.append(f"Memory:   {memory.told(machines(page.spec))}")
     if page.allowance.limited:
         text_lines.append(f"Within:   {_within(page, carried or best)}")
     if best.result.refused is not None:
@@ -360,6 +371,7 @@ def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
         "best": _named(plan.best),
         "best_carried": None if best is None else _named(best),
         "took_s": page.took_s,
+        **({} if page.memory is None else {"memory": asdict(page.memory)}),
         **(_prices(page, best or plan.best) if page.priced else {}),
         **({"tables": asdict(planned(page.spec))} if page.spec.tables.features else {}),
     }

@@ -265,3 +265,20 @@ def test_with_a_task_the_price_is_that_of_the_accuracy(tmp_path: Path, capsys: p
 def test_a_limit_that_is_none_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("demo4", *words) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_memory_is_divided_where_a_description_has_the_models_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nodes = 'nodes = [{ name = "a", memory_bytes = 24_000_000_000 }, { name = "b", memory_bytes = %d_000_000_000 }]\n'
+    words = (str(tmp_path / "house.toml"), "--balance", "even", "--sync", "bsp", "--iterations", "20")
+    for memory, line in ((12, "fits: 24 + 12 GB with fully_shard: start 2 workers on a"), (8, "8: 4 GB short")):
+        made = f'name = "house"\nworkload = {{ state_bytes = 36_000_000_000 }}\n{nodes % memory}'
+        (tmp_path / "house.toml").write_text(made)
+        text, told = planned(capsys, *words)
+        assert line in " ".join(text.split())
+        assert told["memory"]["workers"] == ([2, 1] if memory == 12 else [])
+    (tmp_path / "house.toml").write_text(f'name = "house"\n{nodes % 8}')
+    text, told = planned(capsys, *words)
+    assert "Memory:" not in text
+    assert "memory" not in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -112,16 +113,49 @@ def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
         dist.broadcast(one, group=group, group_src=0)
 
 
-def gather_shards(whole: Tensor, shard: Tensor, group: Any) -> None:
-    """Fill ``whole``, shape (members · numbers,), with the shards of all members of a group, and wait."""
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
-    gather(whole, shard, group=group)
+def host_carries(device: torch.device, group: Any) -> bool:
+    """Return whether this process waits for a group's exchanges of tensors on ``device``, as gloo carries them.
+    With other backends the device waits by itself, in a separate stream."""
+    return f"{device.type}:gloo" in str(dist.get_backend_config(group)).split(",")
 
 
 def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
     """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-    scatter(shard, whole, group=group)
+    into = _host(shard, group)
+    scatter(into, whole.to(into.device), group=group)
+    if into is not shard:
+        shard.copy_(into)
+
+
+def _host(tensor: Tensor, group: Any) -> Tensor:
+    """Return the tensor, or host memory of its size if it is on a device and gloo carries it."""
+    staged = tensor.device.type != "cpu" and host_carries(tensor.device, group)
+    return torch.empty_like(tensor, device="cpu") if staged else tensor
+
+
+class GatherWork(dist.Work):
+    """Fills ``whole``, shape (members · numbers,), with the shards of all members of a group, from now on.
+
+    torch waits for it, inside of ``waiting()``.
+    """
+
+    def __init__(
+        self, whole: Tensor, shard: Tensor, group: Any, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__()
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+        self._whole = whole
+        self._into = _host(whole, group)
+        self._waiting = waiting
+        self._work = gather(self._into, shard.to(self._into.device), group=group, async_op=True)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        with self._waiting():
+            self._work.wait()
+            if self._into is not self._whole:
+                self._whole.copy_(self._into)
+        return True
 
 
 class _Several:

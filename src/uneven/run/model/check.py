@@ -91,6 +91,11 @@ def shards_of(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if _is(module, "FSDPModule")]
 
 
+def device_of_shards(model: nn.Module) -> torch.device:
+    """Return the device on which a ``fully_shard`` model computes; parameters offloaded to the host are elsewhere."""
+    return torch.device(next(iter(model.parameters())).device_mesh.device_type)  # type: ignore[attr-defined] # a DTensor
+
+
 def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:
     """Raise :class:`ConfigError` unless a session can weight the gradients of a ``fully_shard`` model.
 
@@ -104,17 +109,17 @@ def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:
                 f"parameter {name} is outside of fully_shard, so its gradient would not be exchanged: call "
                 "fully_shard on the whole model after its layers"
             )
-        mesh, device = one.device_mesh, one.device  # type: ignore[attr-defined] # a DTensor has them
+        mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor has it
         if mesh.size() != workers or mesh.ndim > 2:
             raise ConfigError(
                 f"parameter {name} is sharded over a mesh of shape {tuple(mesh.shape)}, but there are {workers} "
                 "workers: give fully_shard a mesh of all of them, with one or (for replicas of shards) two "
-                "dimensions"
+                "dimensions. Its shards are equal; a machine with more memory holds more with more workers on it"
             )
-        if device.type != "cpu" and workers > 1:
+        if mesh.device_type not in ("cpu", "cuda") and workers > 1:
             raise ConfigError(
-                f"parameter {name} of a model of fully_shard is on {device}: waiting in torch's exchanges on "
-                "accelerators is not measured, so all workers would seem equally fast; do not shard there"
+                f"parameter {name} is sharded on {mesh.device_type}: waiting in torch's exchanges is measured on cpu "
+                "and cuda only. Elsewhere all workers would seem equally fast; do not shard there"
             )
 
 

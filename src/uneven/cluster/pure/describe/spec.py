@@ -244,6 +244,8 @@ class Workload:
 
     global_batch: Several = 256  # X, samples
     gradient_bytes: Count = 4_000_000  # traffic of an exchange of the whole model, before compression
+    state_bytes: Count = 0  # memory of the whole model with gradients and optimizer state; 0 is not known
+    pass_bytes: Count = 0  # memory that each worker needs in addition: gathered layers, activations, libraries
     # overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``
     overhead_core_s: Time = 0.005
     per_sample_core_s: Time = 0.0005
