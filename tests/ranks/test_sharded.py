@@ -15,7 +15,7 @@ from session_parts import Moving, N, X, reference, sgd, tensors
 from session_parts import net as net32
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import TensorDataset
 
@@ -25,6 +25,7 @@ from uneven.journal import read
 from uneven.policy.core.records import LineRecord, StepRecord
 from uneven.run.gradients import sharded_gradients
 from uneven.run.measure.meter import Meter
+from uneven.run.model.check import check_sharded
 from uneven.testing.ranks import RankContext, ranks
 
 DATA = tensors(torch.float64)
@@ -285,6 +286,9 @@ def test_what_is_refused_before_training(me: RankContext) -> None:
     for make, message in ((part_of_all, "FSDPModule|fully_shard holds"), (over_one, "mesh of shape")):
         with uneven.Session() as session, pytest.raises(ConfigError, match=message):
             session.setup(make(net()))
+    elsewhere = sharded(net(), 2)
+    with patch.object(DeviceMesh, "device_type", "xpu"), pytest.raises(ConfigError, match="do not shard there"):
+        check_sharded(elsewhere, 2, "")
     for sync in ("local:every=2", "asp", "shadow:ma"):
         with (
             uneven.Session(sync=sync, balance="even") as session,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
+from uneven.cluster.pure.plan.reasons import listed
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
 
@@ -144,5 +145,4 @@ def _sum(held_bytes: Sequence[int]) -> str:
 
 
 def _few(words: Sequence[str]) -> str:
-    shown = [*words[:_NAMED], *([f"{len(words) - _NAMED} more"] if len(words) > _NAMED else [])]
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    return listed([*words[:_NAMED], *([f"{len(words) - _NAMED} more"] if len(words) > _NAMED else [])])
