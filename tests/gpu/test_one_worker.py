@@ -23,7 +23,7 @@ from uneven.embedding import SGD, EmbeddingBagCollection, Table
 from uneven.journal import read
 from uneven.policy.core.records import StepRecord
 from uneven.run.measure.machine_load import nvml_uuid
-from uneven.run.measure.meter import CudaClock
+from uneven.run.measure.meter import DeviceClock
 from uneven.runtime.states import random_state, set_random_state
 from uneven.testing.callbacks import alone as by_itself
 
@@ -31,7 +31,7 @@ GPU = torch.device("cuda", 0)
 
 
 def test_marks_time_the_device_and_do_not_wait_for_it() -> None:
-    clock, cycles = CudaClock(GPU), 200_000_000
+    clock, cycles = DeviceClock(GPU), 200_000_000
     torch.cuda._sleep(1)
     torch.cuda.synchronize()
     begun_s = time.perf_counter()

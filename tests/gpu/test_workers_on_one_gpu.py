@@ -26,6 +26,7 @@ from gpu_training import (
     momentum,
     together,
 )
+from test_elastic import HERE, check, run
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -35,6 +36,7 @@ from uneven.journal import read
 from uneven.policy.core.records import StepRecord
 from uneven.testing.callbacks import alone as by_itself
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.inside import inside
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -185,6 +187,33 @@ def test_preconditioners_on_unequal_shares(me: RankContext) -> None:
         for x, y in global_batches(2):
             worker.step(x.cuda(), y.cuda())
         assert_same(model, plain, 1e-9)
+
+
+def test_an_elastic_run_on_a_gpu(tmp_path: Path) -> None:
+    """One of them dies and another one leaves: no sample is lost or used twice, and the model is one process's."""
+    script = [HERE / "elastic_script.py", tmp_path, 2, 0, "kill@2:7", "leave@1:20", "cuda"]
+    with run("--nproc", 3, "--elastic", "1:3", "--run-dir", tmp_path / "run", *script) as it:
+        said = it.communicate(170)[1]
+    assert it.returncode == 0, said
+    check(tmp_path, 2, {0})
+
+
+@ranks(2, join=False)
+def test_calls_for_reports_travel_with_a_gpus_gradients(me: RankContext) -> None:
+    with uneven.Session(balance="even") as session:
+        model = mlp("cuda")
+        trained, optimizer = session.setup(model, momentum(model))
+        words = inside(session).gradients.words
+        assert words is not None
+        heard = []
+        for iteration, (x, y) in enumerate(session.loader(dataset(), global_batch_size=X)):
+            if me.rank == 1 and iteration == 2:
+                words.call([])
+            F.cross_entropy(trained(x.cuda()), y.cuda()).backward()
+            heard.append(words.take())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [one is not None and one.called for one in heard[:4]] == [False, False, True, False]
 
 
 @ranks(2, join=False)

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from types import TracebackType
@@ -34,6 +34,7 @@ from uneven.policy.core.actions import Split
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView
 from uneven.testing.ranks import RankContext, ranks, run_ranks
+from uneven.testing.staging import staging_forced
 
 WORKERS = {"even": 3, "static": 4, "moving": 3}
 """By shares. Twenty samples are 7, 7 and 6 for three, and the last part of two leaves nothing to one of them."""
@@ -45,6 +46,9 @@ POLICIES = {"bsp": "bsp", "local": "local:every=1", "shadow:ma": "shadow:ma", "a
 SHARES = ("even", "static", "moving")
 KINDS = {"bsp": SHARES, "local": ("even", "moving"), "shadow:ma": ("even",), "asp": ("even",)}
 RUN = [(policy, shares) for policy, kinds in KINDS.items() for shares in kinds]
+STAGED = [("bsp", "moving"), ("local", "moving"), ("asp", "even")]
+"""The cells that are also run with copies in host memory, as a GPU's tensors need them."""
+
 """Under ``local`` shares that stay show nothing that moving ones do not. Where each worker takes samples at its own
 pace there are no other shares; see ``test_idioms.py``."""
 
@@ -130,10 +134,10 @@ class Meeting:
                 dist.destroy_process_group()
 
 
-def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[str, Any]:
+def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting, staged: bool) -> dict[str, Any]:
     meeting.begin()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
-    with said, prepared(idiom) as warned:
+    with said, prepared(idiom) as warned, staging_forced() if staged else nullcontext():
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "overhead_budget": 0.9, "timeout_s": WAIT_S}
         session = Watched(**{**settings, **idiom.options})
         trained = idiom.body(session)
@@ -170,11 +174,11 @@ def prepared(idiom: Idiom) -> Iterator[list[Any]]:
 
 
 @ranks(4, join=False)
-def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[str, Any]:
+def cells(me: RankContext, policy: str, shares: str, names: list[str], staged: bool) -> dict[str, Any]:
     """On every rank, what came of each idiom."""
     gc.freeze()  # what has been imported stays
     meeting = Meeting(me)
-    return {name: one_cell(IDIOMS[name], policy, shares, meeting) for name in names}
+    return {name: one_cell(IDIOMS[name], policy, shares, meeting, staged) for name in names}
 
 
 def in_one_process(idiom: Idiom) -> list[float]:
@@ -280,11 +284,14 @@ def not_once(told: list[dict[str, Any]], policy: str) -> str:
     return "" if epochs else "no sample was used"
 
 
-def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 240) -> dict[str, str]:
+def play(
+    policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 240, *, staged: bool = False
+) -> dict[str, str]:
     """Run all idioms, or these; what is wrong with each."""
     chosen = [name for name in (IDIOMS if names is None else names) if is_run(IDIOMS[name], policy, shares)]
     body = cells.rank_body  # type: ignore[attr-defined]
-    table = run_ranks(WORKERS[shares], body, policy, shares, chosen, join=False, fresh=True, timeout_s=timeout_s)
+    how = {"join": False, "fresh": True, "timeout_s": timeout_s}
+    table = run_ranks(WORKERS[shares], body, policy, shares, chosen, staged, **how)
     alone = reference()
     return {
         name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table], alone.get(name, []))

@@ -32,13 +32,19 @@ def test_the_matrix(policy: str, shares: str) -> None:
     check_cell(policy, shares)
 
 
-def check_cell(policy: str, shares: str) -> None:
+def test_the_matrix_with_copies_in_host_memory() -> None:
+    """``tests/system/idioms`` has all idioms."""
+    names = ["momentum", "batch_norm", "unused", "sparse_embeddings", "accumulated_unsynced", "split_in_pieces"]
+    assert set(play(*FIRST, names, staged=True).values()) == {""}
+
+
+def check_cell(policy: str, shares: str, *, staged: bool = False) -> None:
     """Train every idiom in this cell.
 
     Raises:
         AssertionError: names the idioms that came out wrong.
     """
-    complaints = compared(play(policy, shares), policy, shares, KNOWN)
+    complaints = compared(play(policy, shares, staged=staged), policy, shares, KNOWN)
     assert not complaints, f"{policy}, {shares} shares:\n" + "\n".join(complaints)
 
 

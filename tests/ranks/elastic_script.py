@@ -5,8 +5,8 @@ iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for 
 given it up), slow@W:I (half a second after it began), leave@W:I, until@W (there is one more epoch until W has left),
 till@W (until an epoch after W has come), door@I (nobody goes on before somebody asks to join), fell@W:N (once N take
 part, of whom W is the first, W dies before an exchange, and its launcher with it), stay@W (W says that it has come to
-an exchange, and never enters it), save@I (the first of them saves after the step of iteration I, and all end there), or
-resume.
+an exchange, and never enters it), save@I (the first of them saves after the step of iteration I, and all end there),
+staged@W (W copies in host memory what it exchanges), cuda (all train on a GPU), or resume.
 """
 
 import json
@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.run.lines import staging
 from uneven_bench.inside import Inside, inside
 
 N, X, LR, MOMENTUM = 600, 24, 0.05, 0.9
@@ -45,10 +46,12 @@ def model() -> nn.Module:
 
 
 def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
-    net = model()
+    device = "cuda" if "cuda" in faults else "cpu"
+    net = model().to(device)
     net[1].eval()  # what batch norm computes would depend on who has which samples
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     session = uneven.Session()
+    staging.forced = f"staged@{session.worker}" in faults
     session.setup(net, optimizer)
     own = inside(session)
     elastic = own.elastic
@@ -83,7 +86,7 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
                 be_late(own)
             if f"slow@{worker}:{at}" in faults:
                 be_late(own, 0.5)
-            loss = F.cross_entropy(net(x), y)
+            loss = F.cross_entropy(net(x.to(device)), y.to(device))
             if f"kill@{worker}:{at}" in faults:
                 await_others(folder, worker, elastic.members, 2)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -109,7 +112,7 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
                     torch.save({name: one.state_dict() for name, one in state.items()}, folder / "saved")
                 session.close()
                 return
-    torch.save(net.state_dict(), folder / f"{worker}.pt")
+    torch.save({name: one.cpu() for name, one in net.state_dict().items()}, folder / f"{worker}.pt")
     (folder / f"{worker}.place").write_text(f"{session.rank} of {session.world_size}")
     session.close()
 

@@ -193,7 +193,7 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """The device of this worker: its CUDA device, or the CPU."""
+        """The device of this worker: its accelerator (CUDA, ROCm, XPU or MPS), or the CPU."""
         return device_of(self.world)
 
     def leave(self) -> None:

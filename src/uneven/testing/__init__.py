@@ -2,7 +2,7 @@
 
 ``ranks`` runs a test's body in several real processes. ``contracts`` has the test suites for new predictors, balancers,
 synchronization policies and transports, ``merges`` the one for merges, ``search`` those for schedulers and searchers.
-``parts`` has workers for a part, without a session.
+``parts`` has workers for a part, without a session. ``staging`` sends tensors of a CPU the way of a GPU's.
 """
 
 # The suites need pytest, so they are imported as `uneven.testing.contracts` and not from here.

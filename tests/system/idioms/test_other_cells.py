@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from idiom_runs import RUN
+from idiom_runs import RUN, STAGED
 from test_idioms import FIRST, check_cell
 
 
@@ -11,3 +11,9 @@ from test_idioms import FIRST, check_cell
 @pytest.mark.parametrize(("policy", "shares"), [cell for cell in RUN if cell != FIRST])
 def test_the_rest_of_the_matrix(policy: str, shares: str) -> None:
     check_cell(policy, shares)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("policy", "shares"), STAGED)
+def test_the_matrix_with_copies_in_host_memory(policy: str, shares: str) -> None:
+    check_cell(policy, shares, staged=True)

@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.bucket_communicator import GradientCommunicator
 from uneven.run.lines.communicator import RoundPlace, RoundTensor
-from uneven.run.lines.group_lines import sum_now
+from uneven.run.lines.group_lines import ReducerGroup, sum_now, take_from_first
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import parts_called, unused_parameters
 from uneven.run.model.hooks import ModelHook
@@ -71,7 +71,7 @@ class BucketGradients(ExchangedSteps):
         turn_now: returns the turn of the newest forward pass's batch; None if that pass is not on a loader's batch.
         observer: notified when the last bucket is ready and when the exchange has ended.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
-        group: of DDP's reducer: the averaging workers, or only this process if members come and go.
+        group: of the averaging workers; None if members come and go.
         groups: the groups in which gradients are averaged in this step, if those of any plan can be.
     """
 
@@ -84,6 +84,7 @@ class BucketGradients(ExchangedSteps):
     members: Members | None
     groups: Callable[[], Meeting | None] | None = None
     _options: dict[str, Any] = field(default_factory=dict)  # of DDP
+    _reducing: Any = None  # the group of DDP's reducer
     _lanes: list[_Lane] = field(default_factory=list)
     _pieces: list[RoundTensor] = field(default_factory=list)  # in the exchange under way; one for each used lane
     _behind: list[RoundTensor] = field(default_factory=list)  # behind them
@@ -104,15 +105,21 @@ class BucketGradients(ExchangedSteps):
         ``ddp``."""
         self.owner, self._options = owner, ddp
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        device = self._parameters[0].device
+        # DDP cannot use another group after a loss, and its own sums would go to the device.
+        self._reducing = ReducerGroup(self.group) if self.rounds.whole else self.group
+        if self.rounds.whole and self.group is not None:  # otherwise DDP does so, or the workers have the first one's
+            ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+            take_from_first((one.data for name, one in model.named_parameters() if name not in ignored), self.group)
         self._wrap(model)
-        self._statistics = BatchStatistics(model, self.group if self.rounds.in_place else None)
-        self.words = self.rounds.meet(self._parameters[0].device, self._statistics.finish)
+        self._statistics = BatchStatistics(model, self.group)
+        self.words = self.rounds.meet(device, self._statistics.finish)
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
         return [self.check_step]
 
     def _wrap(self, model: nn.Module) -> None:
-        how = {"process_group": self.group, "init_sync": self.rounds.in_place} | self._options | _NO_BROADCAST
+        how = {"process_group": self._reducing, "init_sync": not self.rounds.whole} | self._options | _NO_BROADCAST
         self._ddp = DistributedDataParallel(model, **how)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 
@@ -194,7 +201,9 @@ class BucketGradients(ExchangedSteps):
         return output
 
     def _share(self, weight: float) -> None:
-        if self._statistics is not None and self.rounds.in_place:  # otherwise they follow the last bucket
+        if self._statistics is not None and self.rounds.whole:
+            self._statistics.choose()  # they follow the last bucket
+        elif self._statistics is not None:
             self.traffic.sent_bytes += self._statistics.start(weight)
 
     def _entered(self, turn: BatchWeight, exchanged: bool, gradient: torch.Tensor) -> None:
@@ -239,7 +248,9 @@ class BucketGradients(ExchangedSteps):
         self._prepare([nothing])
         if self._ddp.module.training:
             self._share(weight)
+        turn, self.turn = self.turn, replace(self.turn, weight=weight)  # for statistics that follow the last bucket
         nothing.backward()
+        self.turn = turn
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket, flat (numbers,), whose gradients are ready."""
@@ -253,7 +264,7 @@ class BucketGradients(ExchangedSteps):
             lane.room = torch.empty_like(lane.bucket) if lane.room is None else lane.room
         self._pieces.append(self.rounds.add(lane.bucket, self.scale, into=lane.room))
         if lane.last:
-            if not in_place and self._statistics is not None and (flat := self._statistics.flat()) is not None:
+            if self.rounds.whole and self._statistics is not None and (flat := self._statistics.flat()) is not None:
                 self._behind.append(self.rounds.add(flat, partial(self.scale.of, self.turn)))
             # This callback runs before DDP's own, the first reader of the hook's future. So the future may be complete
             # from the start, and no Python runs on gloo's threads, as `then` on the work's own future would. An
@@ -264,7 +275,7 @@ class BucketGradients(ExchangedSteps):
     def _lane(self, bucket: Any, place: int) -> _Lane:
         gradients = bucket.buffer()
         if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
-            result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])
+            result = torch.futures.Future[torch.Tensor](devices=[] if gradients.is_cpu else [gradients.device])
             result.set_result(gradients)
             self._lanes[place:] = [_Lane(gradients, bucket.is_last(), result)]
         return self._lanes[place]
@@ -278,7 +289,7 @@ class BucketGradients(ExchangedSteps):
 
     def _land(self) -> None:
         assert self._ddp is not None
-        if not self.rounds.in_place and self._ddp.find_unused_parameters:
+        if self.rounds.whole and self._ddp.find_unused_parameters:
             # DDP sums this only in its own group of one process, and reads it after this callback.
             self._behind.append(self.rounds.add(self._ddp.reducer._get_local_used_map()))
         (pieces, behind), self._pieces, self._behind = (self._pieces, self._behind), [], []
@@ -288,7 +299,7 @@ class BucketGradients(ExchangedSteps):
         for piece in pieces:
             fine = fine and piece.fine
             self.traffic.sent_bytes += piece.sent_bytes
-        if not self.rounds.in_place:
+        if self.rounds.whole:
             self._take(pieces, behind)
         if self.replicas is not None:
             self.replicas(self.turn)
@@ -301,7 +312,7 @@ class BucketGradients(ExchangedSteps):
 
     def _take(self, pieces: list[RoundTensor], behind: list[RoundTensor]) -> None:
         """Give the sums of gradients to DDP, and those of statistics to the model."""
-        for lane, piece in zip(self._lanes, pieces, strict=False):
+        for lane, piece in zip(self._lanes, [] if self.rounds.in_place else pieces, strict=False):
             # After a loss a sum has other memory, because the exchange that failed may still write into the old one.
             lane.room = piece.sum
             lane.result.set_result(piece.sum)

@@ -36,12 +36,18 @@ _REMEDIES = {
 }
 
 
+def wide_place(tensor: Tensor) -> Tensor:
+    """Return the tensor, any shape, on a device that has float64: on the host, if it is on an Apple GPU."""
+    return tensor.detach().cpu() if tensor.is_mps else tensor.detach()
+
+
 def digests(tensors: Sequence[Tensor]) -> Tensor:
     """Return Σ x and Σ x² of each tensor (any shape), and the squares of both: float64, shape (tensors, 4)."""
     if not tensors:
         return torch.zeros(0, 4, dtype=torch.float64)
-    sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in tensors])
-    norms = torch.stack([torch.linalg.vector_norm(one.detach(), dtype=torch.float64) for one in tensors])
+    wide = [wide_place(one) for one in tensors]
+    sums = torch.stack([one.sum(dtype=torch.float64) for one in wide])
+    norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in wide])
     two = torch.stack([sums, norms.square()], 1)
     return torch.cat([two, two.square()], 1)
 
@@ -121,7 +127,7 @@ class ReplicaCheck:
             return
         named = self._parameters()
         rates = [float(group["lr"]) for one in self._optimizers for group in _groups(one()) if "lr" in group]
-        every = {_RATES: next(self._model.parameters()).detach().new_tensor(rates, dtype=torch.float64), **named}
+        every = {_RATES: wide_place(next(self._model.parameters())).new_tensor(rates, dtype=torch.float64), **named}
         every |= {f"buffer {name}": one for name, one in self._buffers().items()}
         own = digests([*every.values()])
         if turn.iteration in self._found:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import TrainingError
-from uneven.run.gradients.replica_check import differing, digests
+from uneven.run.gradients.replica_check import differing, digests, wide_place
 from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
 from uneven.run.lines.traffic import bytes_of_sum
 
@@ -69,11 +69,13 @@ class BatchStatistics:
         """Return the named buffers that are not averaged, in their own shapes."""
         return {name: self._found(*at) for name, at in self._others.items()}
 
-    def _choose(self) -> None:
-        self._chosen, others = True, self.others()
+    def choose(self) -> None:
+        """Find the buffers that forward passes write, after the first pass on every rank; later calls do nothing."""
+        others = {} if self._chosen else self.others()
+        self._chosen = True
         if not others:
             return
-        shapes = [torch.tensor(one.shape, dtype=torch.float64, device=one.device) for one in others.values()]
+        shapes = [wide_place(one).new_tensor(one.shape, dtype=torch.float64) for one in others.values()]
         tensors = [*others.values(), *shapes]
         total = digests(tensors)
         sum_now(total, self._group)
@@ -95,7 +97,7 @@ class BatchStatistics:
         if self._work is not None:  # several forward passes before one backward pass
             self.finish()
         if not self._chosen:
-            self._choose()
+            self.choose()
         flat = self.flat()
         if flat is None:
             return 0
@@ -124,7 +126,8 @@ class BatchStatistics:
                 self._moving.append(buffer := self._found(module, key))
                 if buffer.shape != shape:
                     raise TrainingError(_BY_WORKER.format(name=name, shape=tuple(buffer.shape)))
-        self._flat = torch.cat([one.reshape(-1).double() for one in self._moving]) if self._moving else None
+        moving = [wide_place(one) for one in self._moving] if self._device.type == "mps" else self._moving
+        self._flat = torch.cat([one.reshape(-1).double() for one in moving]) if moving else None
         return self._flat
 
     def put(self) -> None:

@@ -16,9 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined] # its stubs say that they are private
-
-from uneven.runtime.timeout_call import within
+from torch.distributed import PrefixStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 _POLL = timedelta(milliseconds=20)
 _TIMED_OUT = ("timed out", "Timed out")
@@ -142,18 +140,6 @@ class AbortableGroup:
         thread = threading.Thread(target=held.clear, name="uneven-drop", daemon=True)
         _DROPS[:] = [*(one for one in _DROPS if one.is_alive()), thread]
         thread.start()
-
-
-def alone() -> dist.ProcessGroup:
-    """Return a process group of this process only."""
-    store = HashStore()
-    backend = within(10.0, lambda: dist.ProcessGroupGloo(PrefixStore("alone", store), 0, 1, timedelta(seconds=10)))
-    group: dist.ProcessGroup = dist.ProcessGroup(store, 0, 1)
-    import torch
-
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    return group
 
 
 _DROPS: list[threading.Thread] = []  # threads that release groups

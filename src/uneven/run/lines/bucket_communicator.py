@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
-from uneven.run.lines.communicator import Communicator, RoundPlace, RoundTensor, Weight, unscaled
+from uneven.run.lines.communicator import Communicator, RoundPlace, RoundTensor, SummedInPlace, Weight, unscaled
 from uneven.run.lines.control_words import BehindBucket, ControlWords
-from uneven.run.lines.group_communicator import SummedInPlace
 from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.in_step import out_of_step
 from uneven.run.lines.rollcall import RollCall
@@ -31,13 +30,15 @@ class GradientCommunicator(Communicator, Protocol):
     Attributes:
         in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
             again after a loss.
+        whole: whether all of a model's numbers travel in its rounds, and DDP exchanges nothing by itself.
     """
 
     in_place: bool
+    whole: bool
 
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
         """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
-        Returns the words of each round; None if a worker had to wait for its device to read them."""
+        Returns the words of each round; None if the back end takes only tensors of the device."""
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
         """Send one tensor; ``into`` is memory of its size that holds the sum if it does not replace the tensor."""
@@ -51,11 +52,13 @@ class BucketCommunicator:
 
     lonely = False
     in_place = True
+    whole = False
 
     def __init__(self, group: Any, roll: RollCall, report_length: int) -> None:
         self._group = group
         self._words: ControlWords | None = ControlWords(group.rank(), group.size(), report_length)
-        self._behind = BehindBucket(self._words)
+        self._behind: BehindBucket | None = BehindBucket(self._words)
+        self._beside: tuple[Tensor, dist.Work] | None = None  # words under way that are not behind a bucket
         self._roll = roll
         self._members: Members = tuple(dist.get_process_group_ranks(group))
         self._at = RoundPlace("")
@@ -71,15 +74,27 @@ class BucketCommunicator:
         self._nonfinite, self._ends = torch.zeros(1, dtype=torch.float32, device=device), ends
         on_host = device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        # All ranks must agree on the words, so one model on an accelerator disables them on all of them.
-        apart = self._nonfinite.new_tensor([float(not on_host)])
-        sum_now(apart, self._group)
-        if apart.item():
-            self._words = None
+        if not on_host:  # on all ranks: workers on different kinds of devices exchange through host memory
+            self._part_words()
         return self._words
+
+    def _part_words(self) -> None:
+        """Send the words from host memory by themselves, so that no worker waits for its device to read them."""
+        self._behind = None
+        if self._words is not None and "gloo" in dist.get_backend_config(self._group):
+            self._words.dtype = torch.float64
+        else:
+            self._words = None
 
     def begin(self, place: RoundPlace) -> None:
         self._at = place
+        if self._behind is None and self._words is not None:
+            words = torch.empty(self._words.count(torch.float64), dtype=torch.float64)
+            self._words.write(words, place)
+            try:
+                self._beside = words, begin_sum(words, self._group)
+            except RuntimeError as error:
+                raise self._roll.failure(place.what, error) from error
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> SummedInPlace:
         factor = weight()
@@ -93,14 +108,14 @@ class BucketCommunicator:
                 self._factor = factor, torch.tensor(factor, dtype=torch.float32, device=own.device)
             # One pass scales and checks for NaN and infinity, without waiting for the device.
             torch._amp_foreach_non_finite_check_and_unscale_([own], self._nonfinite, self._factor[1])
-        else:
+        elif own.is_floating_point():
             own.mul_(factor)
             # The sum of finite float16 gradients may overflow, so it is computed in a wider type.
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             self._nonfinite += ~torch.isfinite(own.sum(dtype=wide))
         try:
             sent, sparse = own, own.is_sparse
-            if self._words is not None and not sparse:
+            if self._behind is not None and not sparse:
                 sent = self._behind.attach(own, self._at)
             nbytes = sent._indices().nbytes + sent._values().nbytes if sparse else sent.nbytes
             self._works.append(begin_sum(sent, self._group))
@@ -117,8 +132,11 @@ class BucketCommunicator:
                 work.wait()
                 if piece.own.is_sparse:  # the sum has other entries, so gloo returns another tensor
                     piece.own.copy_(work.get_future().wait()[0])
-            if self._words is not None:
+            if self._behind is not None:
                 self._behind.collect()
+            elif self._words is not None and self._beside is not None:
+                self._beside[1].wait()
+                self._words.read(self._beside[0])
             self._ends()
         if self._words is not None and self._words.apart:
             at, index = self._at, self._group.rank()
@@ -126,7 +144,7 @@ class BucketCommunicator:
                 lambda table: sum_now(table, self._group), at.epoch, at.iteration, index, self._members, at.passes
             )
         if self._flag is not None and self._flag[0]:
-            self._flag[0], pieces[-1].fine = 0.0, False  # the flag is of all pieces together
+            self._flag[0], pieces[0].fine = 0.0, False  # the flag is of all pieces together
         return self._members
 
     def nonfinite(self) -> bool:

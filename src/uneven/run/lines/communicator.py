@@ -59,6 +59,22 @@ class RoundTensor(Protocol):
     def take(self) -> None: ...
 
 
+@dataclass(slots=True)
+class SummedInPlace:
+    """A tensor that its sum replaces; implements :class:`RoundTensor`."""
+
+    own: Tensor
+    sent_bytes: int = 0
+    fine: bool = True
+
+    @property
+    def sum(self) -> Tensor:
+        return self.own
+
+    def take(self) -> None:
+        """Do nothing: the sum is there."""
+
+
 class Communicator(Protocol):
     """One thread's row of rounds, each from ``begin`` to ``land``.
 

@@ -198,7 +198,8 @@ class BehindBucket:
             self._words.read(self._tail)
         if self._changed or self._place != len(self._buckets):
             del self._buckets[self._place :]
-            self._index = min(range(self._place), key=lambda place: self._buckets[place].nbytes)
+            floats = [place for place in range(self._place) if self._buckets[place].is_floating_point()]
+            self._index = min(floats, key=lambda place: self._buckets[place].nbytes)
             self._words.dtype = self._buckets[self._index].dtype
         self._place, self._changed, self._attached = 0, False, False
 

@@ -72,7 +72,7 @@ class ElasticCommunicator:
         by: number of the generation that made the newest sums.
     """
 
-    lonely = True
+    lonely = whole = True
     in_place = False
 
     def __init__(self, membership: Membership, listener: RoundListener, *, report_length: int) -> None:

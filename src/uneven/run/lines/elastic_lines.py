@@ -19,6 +19,7 @@ from uneven.policy.core.membership import Members
 from uneven.run.lines.communicator import Contribution, RoundPlace, Weight, unscaled
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
+from uneven.run.lines.staging import HostCarrier, may_stage
 from uneven.run.lines.traffic import TrafficBook
 
 
@@ -54,7 +55,8 @@ class ElasticLines(Lines):
         return (mine,)
 
     def _carrier(self, members: Members) -> Carrier:
-        return _ElasticCarrier(self._rounds, lambda: self.members)
+        carrier = _ElasticCarrier(self._rounds, lambda: self.members)
+        return HostCarrier(carrier) if may_stage() else carrier
 
 
 class _ElasticCarrier:

@@ -6,7 +6,6 @@ In each case all members get bit-identical results, because every piece is summe
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,29 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uneven.errors import PeerError
-from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
+from uneven.run.lines.communicator import RoundPlace, SummedInPlace, Weight, unscaled
 from uneven.run.lines.group_lines import new_group
 from uneven.run.lines.in_step import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import bytes_of_sum
 
 Members = tuple[int, ...]
-
-
-@dataclass(slots=True)
-class SummedInPlace:
-    """A tensor that its sum replaces; implements :class:`.communicator.RoundTensor`."""
-
-    own: Tensor
-    sent_bytes: int = 0
-    fine: bool = True
-
-    @property
-    def sum(self) -> Tensor:
-        return self.own
-
-    def take(self) -> None:
-        """Do nothing: the sum is there."""
 
 
 class GroupCommunicator:

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
 
 from uneven.errors import ConfigError
 from uneven.policy.core.membership import Members
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.staging import HostCarrier, may_stage, on_host
 from uneven.run.lines.traffic import Traffic, TrafficBook
 from uneven.run.lines.transport import Rows
 
@@ -104,13 +106,34 @@ def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
 
 def sum_now(tensor: Tensor, group: Any) -> None:
     """Replace ``tensor``, of one shape on all ranks, by its sum over a group, and wait."""
-    dist.all_reduce(tensor, group=group)
+    with on_host(tensor, group) as one:
+        dist.all_reduce(one, group=group)
 
 
 def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
     """Replace tensors by those of the first rank of a group, of the same shapes, and wait."""
-    for one in tensors:
-        dist.broadcast(one, group=group, group_src=0)
+    for tensor in tensors:
+        with on_host(tensor, group) as one:
+            dist.broadcast(one, group=group, group_src=0)
+
+
+class ReducerGroup(dist.ProcessGroup):
+    """A group for DDP's reducer that sums nothing.
+
+    The reducer takes its order of gradients from the first worker of ``group``; it keeps its own with None.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg] # torch's stubs know only the other constructor
+        self._group = group
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override] # one of three
+        return FakeWork()
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override] # one of two
+        if self._group is not None:
+            take_from_first(tensors, self._group)
+        return FakeWork()
 
 
 def host_carries(device: torch.device, group: Any) -> bool:
@@ -161,15 +184,12 @@ class GatherWork(dist.Work):
 class _Several:
     """Works that have ended when all have."""
 
-    def __init__(self, works: Sequence[Any], landing: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+    def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
-        self._landing = landing
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        for tensor, host in self._landing:  # received in host memory for a device
-            tensor.copy_(host)
 
 
 class _GroupCarrier:
@@ -200,30 +220,24 @@ class _GroupCarrier:
             return self._keep(*dist.batch_isend_irecv(operations))
         # The group's own methods, as in begin_sum. Receives start before sends: if two members send to each other
         # first, gloo uses one direction after the other.
-        hosts = [self._host(one) for _, one in takes]
-        asked = [self._group.recv([host], place, 0) for (place, _), host in zip(takes, hosts, strict=True)]
-        given = [self._group.send([one if self._nccl else one.cpu()], place, 0) for place, one in gives]
-        return self._keep(*asked, *given, landing=[(one, host) for (_, one), host in zip(takes, hosts, strict=True)])
+        asked = [self._group.recv([one], place, 0) for place, one in takes]
+        given = [self._group.send([one], place, 0) for place, one in gives]
+        return self._keep(*asked, *given)
 
     def send(self, tensor: Tensor, peer: int) -> Work:
-        return self._keep(dist.isend(tensor if self._nccl else tensor.cpu(), peer, group=self._group))
+        return self._keep(dist.isend(tensor, peer, group=self._group))
 
     def receive(self, tensor: Tensor, peer: int) -> Work:
-        host = self._host(tensor)
-        return self._keep(dist.irecv(host, peer, group=self._group), landing=[(tensor, host)])
-
-    def _host(self, tensor: Tensor) -> Tensor:
-        # gloo sums and gathers on devices, but sends and receives host memory only.
-        return tensor if self._nccl or not tensor.is_cuda else torch.empty_like(tensor, device="cpu")
+        return self._keep(dist.irecv(tensor, peer, group=self._group))
 
     def close(self) -> None:
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 
-    def _keep(self, *works: Any, landing: Sequence[tuple[Tensor, Tensor]] = ()) -> Work:
+    def _keep(self, *works: Any) -> Work:
         self._kept = [*self._kept[-_MOST:], *works]
-        return _Several(works, [(tensor, host) for tensor, host in landing if host is not tensor])
+        return _Several(works)
 
 
 class _NoMember:
@@ -266,7 +280,10 @@ class GroupLines(Lines):
 
     def _carrier(self, members: tuple[int, ...]) -> Carrier:
         group = new_group(members, self._timeout_s)
-        return _GroupCarrier(group) if self.rank in members else _NoMember()  # type: ignore[return-value]
+        if self.rank not in members:
+            return _NoMember()  # type: ignore[return-value]
+        carrier = _GroupCarrier(group)
+        return HostCarrier(carrier, dist.get_backend_config(group)) if may_stage() else carrier
 
 
 _REPORTS = "gathering the reports"

@@ -25,8 +25,8 @@ _PROCESSORS = Path("/proc/cpuinfo")
 def kind_of(device: torch.device) -> str:
     """Return the name of an accelerator; otherwise that of the processor and the number of cores this process may
     use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type in ("cuda", "xpu"):
+        return str(torch.get_device_module(device).get_device_name(device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores"
 

@@ -170,14 +170,14 @@ def _timed(step: Callable[[int], object], size: int, device: torch.device, end_s
     if times:
         return max(statistics.median(times) if len(times) <= _STEPS else statistics.fmean(times), 1e-9)
     gc.collect()  # frees tensors in reference cycles of the failed step, after its frames have ended
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
     return None
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def _device(model: nn.Module) -> torch.device:

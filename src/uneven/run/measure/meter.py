@@ -68,36 +68,35 @@ class ThreadClock(HostClock):
         return time.perf_counter(), time.thread_time()
 
 
-class CudaClock:
-    """The clock of a device: marks are events in its current stream.
+class DeviceClock:
+    """The clock of an accelerator: marks are events in its current stream.
 
     The host runs ahead of the device, so its own clock would time the launch of kernels, not their work.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._spare: list[torch.cuda.Event] = []
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> torch.Event:
         """Record an event in the device's current stream."""
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event = torch.Event(self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
         return event
 
-    def glance(self) -> torch.cuda.Event:
+    def glance(self) -> torch.Event:
         return self.mark()
 
-    def passed(self, mark: torch.cuda.Event) -> bool:
+    def passed(self, mark: torch.Event) -> bool:
         """Return whether the device has reached the event, without waiting."""
         return mark.query()
 
-    def between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> tuple[float, float]:
+    def between(self, earlier: torch.Event, later: torch.Event) -> tuple[float, float]:
         """Return the device time, and 0 because exchanges between devices need no processor time."""
         return earlier.elapsed_time(later) / 1e3, 0.0
 
 
 def clock_for(device: torch.device) -> Clock:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return HostClock() if device.type == "cpu" else DeviceClock(device)
 
 
 _MOST, _PATIENCE_S = 32, 1.0  # iterations that may wait to be read, and seconds of training before they are read

@@ -141,9 +141,7 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
 def refuse_inelastic(model: nn.Module) -> None:
     """Raise :class:`ConfigError`, with the remedy, if an elastic run cannot average the model's gradients."""
     why, trained = "", [one for one in model.parameters() if one.requires_grad]
-    if any(one.device.type != "cpu" for one in trained):
-        why = "a model on an accelerator: only gloo's exchanges on the CPU can be mended"
-    elif odd := sorted({str(one.dtype) for one in trained} - {"torch.float32", "torch.float64"}):
+    if odd := sorted({str(one.dtype) for one in trained} - {"torch.float32", "torch.float64"}):
         why = f"parameters of type {odd[0]}"
     elif any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()):
         why = (

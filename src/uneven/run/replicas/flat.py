@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from uneven.run.lines.staging import host_room, mark_copied
+
 
 class Flat:
     """A view of parameters, then running statistics, as one vector in a fixed order.
@@ -21,25 +23,33 @@ class Flat:
     Args:
         parameters: trained tensors.
         statistics: tensors averaged separately, such as batch norm's running mean and variance.
+        on_host: whether vectors are in host memory, from where workers exchange them, instead of on the device.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], statistics: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], statistics: Sequence[Tensor] = (), *, on_host: bool = False
+    ) -> None:
         self._tensors = [*parameters, *statistics]
         self.trained = sum(one.numel() for one in parameters)  # length of the part with the parameters
         self.size = sum(one.numel() for one in self._tensors)  # length of the whole vector
         wide = any(one.dtype == torch.float64 for one in self._tensors)
         # float64 if any tensor has it, otherwise float32, also for narrower tensors
         self.dtype = torch.float64 if wide else torch.float32
-        self.device = self._tensors[0].device
+        self._model_device = self._tensors[0].device
+        self.device = torch.device("cpu") if on_host else self._model_device  # of vectors
 
     def room(self, more: int = 0) -> Tensor:
         """Return uninitialized memory for such a vector and ``more`` numbers: shape (size + more,)."""
+        if self.device != self._model_device:
+            return host_room([self.size + more], self.dtype, self._model_device)
         return torch.empty(self.size + more, dtype=self.dtype, device=self.device)
 
     def read(self, into: Tensor | None = None) -> Tensor:
         """Copy the replica into ``into``, or into new memory: shape (size,)."""
-        values = self.room() if into is None else into
-        torch._foreach_copy_(self._pieces(values), self._live())
+        values, staged = self.room() if into is None else into, self.device != self._model_device
+        torch._foreach_copy_(self._pieces(values), self._live(), non_blocking=staged)
+        if staged:
+            mark_copied(self._model_device).synchronize()
         return values
 
     def write(self, values: Tensor) -> None:
@@ -49,12 +59,12 @@ class Flat:
     def add(self, change: Tensor, alpha: float) -> None:
         """Compute x += α · change, shape (size,); concurrent updates of the replica are preserved."""
         for one, piece in zip(self._live(), self._pieces(change), strict=True):
-            one.add_(piece, alpha=alpha)
+            one.add_(piece.to(one.device), alpha=alpha)
 
     def interpolate(self, values: Tensor, alpha: float) -> None:
         """Compute x ← (1 − α) x + α · values, shape (size,)."""
         for one, piece in zip(self._live(), self._pieces(values), strict=True):
-            one.lerp_(piece.to(one.dtype), alpha)
+            one.lerp_(piece.to(one), alpha)
 
     def _live(self) -> list[Tensor]:
         # Evaluated every time, because ``model.to(…)`` replaces a parameter's memory. Views by .data have separate

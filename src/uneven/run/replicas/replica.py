@@ -103,13 +103,13 @@ class Replica:
     Statistics are linear in those of the batches, so they are averaged with the parameters' weights, or merged like
     them if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges.
     ``merged`` is the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was
-    called.
+    called. ``on_host`` is that of :class:`~uneven.run.replicas.flat.Flat`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, on_host: bool = False) -> None:
         parameters = [one for one in model.parameters() if one.requires_grad]
         self._parameters = parameters
-        self.flat = Flat(parameters, running_statistics(model))
+        self.flat = Flat(parameters, running_statistics(model), on_host=on_host)
         self._statistics = self.flat.size - self.flat.trained
         self._merge: Merge | None = None  # any merge of the kind that keeps state
         self._centred = False

@@ -23,10 +23,11 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.policy.core.back_end import WorkerDevice, backend_for, through_host
 from uneven.policy.core.registry import in_use
 from uneven.policy.core.run_config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.policy.sync import Outlook
-from uneven.run.lines import GroupLines, Lines, ThreadLines
+from uneven.run.lines import GroupLines, Lines, ThreadLines, staging
 from uneven.run.lines.group_lines import CollectiveTransport, new_group
 from uneven.run.lines.in_process_rendezvous import Hub, MeetingPlace
 from uneven.run.lines.rollcall import RollCall
@@ -41,26 +42,20 @@ from uneven.runtime.world import World, discover, is_loopback, report_failures
 
 
 def device_of(world: World) -> torch.device:
-    """Return the CUDA device with this worker's local rank (modulo the number of GPUs), or the CPU without CUDA."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", world.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")
+    """Return the accelerator (CUDA or ROCm, XPU, MPS) with this worker's local rank, modulo their number; the CPU
+    without one."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return torch.device("cpu")
+    return torch.device(kind.type, world.local_rank % torch.accelerator.device_count())
 
 
-def gpu_of(world: World) -> str:
-    """Return vendor and id of this worker's GPU, "cuda GPU-1f0…"; empty if it has none that NCCL supports."""
-    device = device_of(world)
-    if device.type != "cuda" or not dist.is_nccl_available():
-        return ""
-    return f"{'rocm' if torch.version.hip else 'cuda'} {torch.cuda.get_device_properties(device).uuid}"
-
-
-def backend_for(gpus: Sequence[str]) -> str:
-    """Return the backend of a process group, from the result of :func:`gpu_of` on each rank."""
-    # NCCL does not support two workers on one GPU, or a worker without one. torch also calls AMD's RCCL "nccl", but the
-    # two cannot communicate. In all these cases every worker uses gloo, which copies GPU tensors through host memory.
-    own = all(gpus) and len(set(gpus)) == len(gpus) and len({gpu.split()[0] for gpu in gpus}) == 1
-    return "cpu:gloo,cuda:nccl" if own else "gloo"
+def described(device: torch.device) -> WorkerDevice:
+    """Return vendor and id of a worker's device; they decide the back end."""
+    if device.type != "cuda":
+        return WorkerDevice(device.type)
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if dist.is_nccl_available() else ""
+    return WorkerDevice("rocm" if torch.version.hip else "cuda", uuid)
 
 
 _LINGER_S = 2.0
@@ -152,6 +147,7 @@ class Connection:
     world: World
     timeout_s: float  # longest wait in an exchange
     traffic: TrafficBook = field(default_factory=TrafficBook)  # bytes sent and received, by line
+    staged: bool = False  # whether gradients and replicas travel through host memory; known once there is a model
     leaving: Callable[[bool], None] | None = None  # called first when this worker leaves; True after a failure
     dropped: bool = False  # the session was garbage-collected mid-program, so leaving must not wait for other workers
 
@@ -164,6 +160,12 @@ class Connection:
             yield
             if self.roll is not None:
                 self.roll.place = ""
+
+    def found(self, kinds: Sequence[str]) -> None:
+        """Note torch's type of the device of each worker's model, by rank."""
+        elastic = self.world.elastic is not None  # its groups are gloo's
+        if elastic or self.roll is not None:
+            self.staged = staging.forced or through_host("gloo" if elastic else dist.get_backend_config(), kinds)
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
         """Return the factory of the callbacks' lines to the other workers.
@@ -293,8 +295,8 @@ def _join(world: World, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s)
     try:
         store = _own.meet(world, timeout_s)
-        gpus = _await_all(store, world, limit)
-        dist.init_process_group(backend_for(gpus), store=store, rank=world.rank, world_size=world.size, timeout=limit)
+        backend = backend_for(_await_all(store, world, limit))
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
         _own.forget()
         if isinstance(error, PeerError):
@@ -306,10 +308,10 @@ def _join(world: World, timeout_s: float) -> None:
         ) from error
 
 
-def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
-    """Wait until every rank has arrived; return the GPU of each, by rank."""
+def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[WorkerDevice]:
+    """Wait until every rank has arrived; return the device of each, by rank."""
     keys = [f"here/{rank}" for rank in range(world.size)]
-    store.set(keys[world.rank], gpu_of(world))
+    store.set(keys[world.rank], json.dumps(described(device_of(world))))
     try:
         store.wait(keys, limit)
     except RuntimeError as error:
@@ -322,7 +324,7 @@ def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
                 f"{limit.total_seconds():g} s: does every rank run, with the same MASTER_ADDR and MASTER_PORT? A "
                 "slow start needs a larger timeout_s"
             ) from error
-    return [store.get(key).decode() for key in keys]
+    return [WorkerDevice(*json.loads(store.get(key))) for key in keys]
 
 
 def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict[str, Any]]:

@@ -108,9 +108,10 @@ def attach(
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
-    said = {**describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
+    said = {"_device": device.type, **describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
     # Before anything waits for another rank: different models would otherwise hang in the first exchange.
-    compare(context.connection.transport, said, "session.setup")
+    found = compare(context.connection.transport, said, "session.setup")
+    context.connection.found([one["_device"] for one in found])
     context.participants.meet(model)
     who = (context.policy, context.members, context.sites)
     out = outlook(*who, changes=context.participants.changes)

@@ -30,13 +30,13 @@ from uneven.run.gradients.bucket_gradients import BucketGradients
 from uneven.run.gradients.exchange_weight import RemainingWeight
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.gradients.sharded_gradients import ShardedGradients
-from uneven.run.lines.abortable_group import alone
 from uneven.run.lines.bucket_communicator import BucketCommunicator
 from uneven.run.lines.communicator import VectorLine
 from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.group_communicator import GroupCommunicator
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.staging import HostRounds
 from uneven.run.membership.agreed import AgreedMembers, BackgroundMembers
 from uneven.run.membership.elastic_connection import ElasticConnection, connect_elastic
 from uneven.run.membership.elastic_run import ElasticRun
@@ -152,7 +152,7 @@ def exchanging(
         return NoSync(StepPlans(*who))
     if not served:
         _advise(context, model)
-    replica = _replica(context, model)
+    replica = _replica(context, model, on_host=served or context.connection.staged)
     # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
     thread = BackgroundThread(PATIENCE_S if served else min(PATIENCE_S, context.config.timeout_s / 2))
     ledger = StepLedger(StepPlans(*who, grouped=there.changes and in_groups(context.policy, there.most)), served=served)
@@ -301,7 +301,7 @@ def _entries(context: Context, model: nn.Module) -> UnsentMovement | None:
     """Return the exchange of picked entries; None if no entries are picked, or in a single-process run."""
     picking, roll, there = _picking(context), context.connection.roll, context.participants
     rank, connection = context.rank, context.connection
-    flat = Flat([one for one in model.parameters() if one.requires_grad])
+    flat = Flat([one for one in model.parameters() if one.requires_grad], on_host=True)
     if isinstance(there, AgreedMembers) and picking is not None and picking.select is not None:
         elastic = ElasticEntries(
             flat,
@@ -368,11 +368,11 @@ def follow(context: Context, model: nn.Module, hands: InFlightBatches, agreement
     return PassFollower(model, hands, strict=strict, padded=agreement.passing, policy=name)
 
 
-def _replica(context: Context, model: nn.Module) -> Replica:
+def _replica(context: Context, model: nn.Module, *, on_host: bool) -> Replica:
     refuse_synchronised_layers(model, context.policy)
     if context.connection.roll is not None:
         broadcast_from_first(model)
-    return Replica(model)
+    return Replica(model, on_host=on_host)
 
 
 # -------------------------------------------------------------------- exchanges of gradients
@@ -400,10 +400,10 @@ def gradients_by(
         if not out.gradient_groups:
             return Gradients()
         refuse_inelastic(model)
-        how |= {**_from_the_start(context, len(context.members)), "rounds": there.rounds, "groups": agreement.groups}
+        rounds = HostRounds(there.rounds) if connection.staged else there.rounds
+        how |= {**_from_the_start(context, len(context.members)), "rounds": rounds, "groups": agreement.groups}
         scale = RemainingWeight(worker=context.rank, returned=there.returned, rounds=there.rounds)
-        # DDP cannot use another group after a failure.
-        gradients = BucketGradients(**how, scale=scale, group=alone(), members=context.members)
+        gradients = BucketGradients(**how, scale=scale, group=None, members=context.members)
         there.wrap_again = gradients.wrap_again
         return gradients
     group = None if connection.roll is None else gradient_group(out, context.rank, context.members)
@@ -414,7 +414,8 @@ def gradients_by(
     if sharded:
         return ShardedGradients(**how, roll=connection.roll)
     refuse_sparse_on_accelerator(model)
-    return BucketGradients(**how, rounds=BucketCommunicator(group, connection.roll, len(Report._fields)))
+    buckets = BucketCommunicator(group, connection.roll, len(Report._fields))
+    return BucketGradients(**how, rounds=HostRounds(buckets) if connection.staged else buckets)
 
 
 def _from_the_start(context: Context, workers: int) -> dict[str, Any]:

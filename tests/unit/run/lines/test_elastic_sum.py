@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.run.lines.abortable_group import alone
 from uneven.run.lines.communicator import _STRETCH, Contribution
+from uneven.run.lines.group_lines import ReducerGroup
 
 BEYOND = _STRETCH + 3
 """Longer than one stretch, and not a whole number of them."""
@@ -74,9 +74,8 @@ def test_ddp_copies_a_sum_that_comes_late_into_gradients_of_any_layout(views: bo
         torch.autograd.Variable._execution_engine.queue_callback(land)
         return done
 
-    trained = DistributedDataParallel(
-        model, process_group=alone(), gradient_as_bucket_view=views, find_unused_parameters=True, init_sync=False
-    )
+    group, options = ReducerGroup(), {"find_unused_parameters": True, "init_sync": False}
+    trained = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=views, **options)
     trained.register_comm_hook(None, hook)
     for _ in range(3):
         trained(x).square().sum().backward()

@@ -142,7 +142,6 @@ def test_other_reasons() -> None:
         (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "SyncBatchNorm, which torch has for accelerators only"),
         (nn.Embedding(3, 2, sparse=True), "sparse gradients"),
         (nn.Linear(2, 2).half(), "parameters of type torch.float16"),
-        (nn.Linear(2, 2, device="meta"), "a model on an accelerator"),
     ],
 )
 def test_models_that_are_not_carried(model: nn.Module, why: str) -> None:

@@ -32,7 +32,8 @@ class OuterStep(TypedDict):
 
 
 class ServerParameters:
-    """One worker's access to the server's copy; nothing is sent before :meth:`begin`.
+    """One worker's access to the server's copy; nothing is sent before :meth:`begin`. The replica's vectors must be
+    on the host.
 
     Attributes:
         base: the copy that the replica started from; None before the first pull. Shape (size,).
@@ -85,16 +86,12 @@ class ServerParameters:
 
     def read(self) -> Values:
         """Return the replica, shape (size,)."""
-        values: Values = self._replica.flat.read().cpu().numpy()
+        values: Values = self._replica.flat.read().numpy()
         return values
 
     def write(self, values: Values) -> None:
         """Write the values, shape (size,), into the replica."""
-        self._replica.flat.write(self.tensor(values))
-
-    def tensor(self, values: Values) -> Tensor:
-        """Return the values, shape (size,), on the model's device."""
-        return torch.from_numpy(values).to(self._replica.flat.device)
+        self._replica.flat.write(torch.from_numpy(values))
 
     def pulled(self, due: int = 0) -> Values:
         """Return the copy, shape (size,), once all workers have finished ``due`` steps."""

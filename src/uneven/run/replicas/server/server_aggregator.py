@@ -118,7 +118,7 @@ class ServerAggregator(Aggregator):
         outer = quorum is not None and order.exchange.payload is Payload.DELTA
         if not (background and (outer or self.claims.notes)):
             return None
-        own = self._replica.flat.read().cpu()  # no memory of the accelerator is held until it is sent
+        own = self._replica.flat.read()
         if outer and order.exchange.merge is not self._checked:
             check_served_step(order.exchange.merge, own)
             self._checked = order.exchange.merge
@@ -133,7 +133,7 @@ class ServerAggregator(Aggregator):
         except NonFiniteError:
             return None
         if background:  # the replica keeps its movement since
-            self._replica.flat.add(self.copy.tensor(outcome - sent), 1.0)
+            self._replica.flat.add(torch.from_numpy(outcome - sent), 1.0)
         else:
             self.copy.write(outcome)
         moved = (outcome - sent)[: self._replica.flat.trained]
@@ -195,7 +195,7 @@ class ServerAggregator(Aggregator):
 
     def shown(self, members: Members, equal: bool, clock: int, place: Place | None) -> Tensor:
         assert self._shown is not None, "arrive() comes first"
-        return self.copy.tensor(self._shown)
+        return torch.from_numpy(self._shown)
 
     def remove_member(self, worker: int) -> Reply | None:
         return self.copy.client.remove_member(worker) if self.copy.begun else None
@@ -220,9 +220,9 @@ class ServerAggregator(Aggregator):
     def state(
         self, numbers: dict[str, Any], rates: dict[str, float], *, shown: bool
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        vectors = {CENTRE: self.copy.tensor(self._now(shown))}
+        vectors = {CENTRE: torch.from_numpy(self._now(shown))}
         if VELOCITY in self._names:
-            vectors[VELOCITY] = self.copy.tensor(self.copy.kept())
+            vectors[VELOCITY] = torch.from_numpy(self.copy.kept())
         return numbers, vectors
 
     def _now(self, shown: bool) -> Values:

@@ -92,7 +92,7 @@ class ElasticEntries(UnsentMovement):
         if not saved:
             self._begin_with(own)
             return
-        base, held = (saved[name].to(own.device, own.dtype, copy=True) for name in (BASE, HELD))
+        base, held = (saved[name].to("cpu", own.dtype, copy=True) for name in (BASE, HELD))
         if any({whose, self._rank} <= set(party) for party in self._parties()):
             self._begin_with(base, held)
         elif self._outside:
@@ -136,7 +136,7 @@ class ElasticEntries(UnsentMovement):
         if len(parties) == 1:  # what waits is owed to no other party
             heard = [heard[0]._replace(picked=everything)]
         mine = parties.index(party)
-        outcome = outcome_of(exchange.merge, own, self._base.cpu().numpy(), dict(enumerate(heard)), mine)
+        outcome = outcome_of(exchange.merge, own, self._base.numpy(), dict(enumerate(heard)), mine)
         sums.sent(heard[mine].picked)
         self._sums, self._picked, self._emptied = sums, heard[mine].picked.part, emptied
         sent_bytes = len(message) * (len(there) - 1) * (self._rank == party[0])

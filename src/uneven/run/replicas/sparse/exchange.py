@@ -167,7 +167,7 @@ class EntriesExchange(UnsentMovement):
         # The saved state is valid only if every worker has loaded its own. Entries that another worker held back are in
         # that worker's replica, and this worker must not send them too.
         if saved and all(text == str(rank) for rank, text in enumerate(said)):
-            self._begin_with(saved[BASE].to(own.device, own.dtype, copy=True), saved[HELD].to(own.dtype))
+            self._begin_with(saved[BASE].to("cpu", own.dtype, copy=True), saved[HELD].to(own.dtype))
         else:
             self._begin_with(own)
 
@@ -195,7 +195,7 @@ class EntriesExchange(UnsentMovement):
         messages, sent_bytes = self._give(exchange.select, moved, own, movement)
         heard, more_bytes = self._hear(exchange.select, moved.clock, messages)
         assert self._base is not None
-        outcome = outcome_of(exchange.merge, own, self._base.cpu().numpy(), heard, self._mine)
+        outcome = outcome_of(exchange.merge, own, self._base.numpy(), heard, self._mine)
         return self._written(outcome, sent_bytes + more_bytes, finite)
 
     def begin_late(
@@ -213,10 +213,10 @@ class EntriesExchange(UnsentMovement):
         def arrive(found: _Heard) -> torch.Tensor:
             here_s, heard, more_bytes = found
             assert self._base is not None
-            outcome = outcome_of(exchange.merge, own.copy(), self._base.cpu().numpy(), heard, self._mine)
-            self._spare, self._base = self._base, torch.from_numpy(outcome).to(self._flat.device)
+            outcome = outcome_of(exchange.merge, own.copy(), self._base.numpy(), heard, self._mine)
+            self._spare, self._base = self._base, torch.from_numpy(outcome)
             landed(self._met(sent_bytes + more_bytes, finite), gave_s + time.perf_counter() - here_s)
-            return torch.from_numpy(np.subtract(outcome, own, out=own)).to(self._flat.device)
+            return torch.from_numpy(np.subtract(outcome, own, out=own))
 
         gave_s = time.perf_counter() - began_s
         return hear, arrive
@@ -322,7 +322,7 @@ class EntriesExchange(UnsentMovement):
 
     def catch_up(self) -> None:
         if self._clock >= 0 and not self._dropped():
-            self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
+            self._written(self._flat.read().numpy() + self._heard(self._clock, self._clock), 0, True)
 
     def _heard(self, clock: int, due: int) -> Array:
         """Return the sum, shape (size,), of entries that a party takes in now, the same on all its workers."""

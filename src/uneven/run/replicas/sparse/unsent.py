@@ -134,13 +134,13 @@ class UnsentMovement:
     def _begin_with(self, base: torch.Tensor, held: torch.Tensor | None = None) -> None:
         """Measure from ``base``, shape (size,), on; ``held`` of the same shape waits."""
         self._base = base
-        self._sums = Accumulator((torch.zeros_like(base) if held is None else held.clone()).cpu().numpy())
+        self._sums = Accumulator((torch.zeros_like(base) if held is None else held.clone()).numpy())
 
     def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
         """Return the replica and its movement since the last exchange, each (size,), and whether that is finite."""
         self.begin()
         assert self._base is not None
-        base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
+        base, own = self._base.numpy(), self._flat.read(self._spare).numpy()
         movement = self._movement = np.subtract(own, base, out=self._movement)
         if moved.part != 1.0:  # P parties that divide the learning rate: the steps of each count 1 / P
             movement *= own.dtype.type(moved.part)
@@ -148,7 +148,7 @@ class UnsentMovement:
         return own, movement, math.isfinite(float(movement.sum()))
 
     def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> ExchangeResult:
-        after = torch.from_numpy(outcome).to(self._flat.device)
+        after = torch.from_numpy(outcome)
         self._flat.write(after)
         self._spare, self._base = self._base, after
         return self._met(sent_bytes, finite)
