@@ -46,11 +46,14 @@ POLICIES = {"bsp": "bsp", "local": "local:every=1", "shadow:ma": "shadow:ma", "a
 SHARES = ("even", "static", "moving")
 KINDS = {"bsp": SHARES, "local": ("even", "moving"), "shadow:ma": ("even",), "asp": ("even",)}
 RUN = [(policy, shares) for policy, kinds in KINDS.items() for shares in kinds]
+"""Under ``local`` shares that stay show nothing that moving ones do not. Where each worker takes samples at its own
+pace there are no other shares; see ``test_idioms.py``."""
+
 STAGED = [("bsp", "moving"), ("local", "moving"), ("asp", "even")]
 """The cells that are also run with copies in host memory, as a GPU's tensors need them."""
 
-"""Under ``local`` shares that stay show nothing that moving ones do not. Where each worker takes samples at its own
-pace there are no other shares; see ``test_idioms.py``."""
+COPIED = ", with copies in host memory"
+"""At the end of an idiom's name."""
 
 
 class Moving(Balancer):
@@ -134,7 +137,8 @@ class Meeting:
                 dist.destroy_process_group()
 
 
-def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting, staged: bool) -> dict[str, Any]:
+def one_cell(name: str, policy: str, shares: str, meeting: Meeting) -> dict[str, Any]:
+    idiom, staged = of_name(name), name.endswith(COPIED)
     meeting.begin()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
     with said, prepared(idiom) as warned, staging_forced() if staged else nullcontext():
@@ -174,11 +178,15 @@ def prepared(idiom: Idiom) -> Iterator[list[Any]]:
 
 
 @ranks(4, join=False)
-def cells(me: RankContext, policy: str, shares: str, names: list[str], staged: bool) -> dict[str, Any]:
+def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[str, Any]:
     """On every rank, what came of each idiom."""
     gc.freeze()  # what has been imported stays
     meeting = Meeting(me)
-    return {name: one_cell(IDIOMS[name], policy, shares, meeting, staged) for name in names}
+    return {name: one_cell(name, policy, shares, meeting) for name in names}
+
+
+def of_name(name: str) -> Idiom:
+    return IDIOMS[name.removesuffix(COPIED)]
 
 
 def in_one_process(idiom: Idiom) -> list[float]:
@@ -284,16 +292,13 @@ def not_once(told: list[dict[str, Any]], policy: str) -> str:
     return "" if epochs else "no sample was used"
 
 
-def play(
-    policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 240, *, staged: bool = False
-) -> dict[str, str]:
+def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 240) -> dict[str, str]:
     """Run all idioms, or these; what is wrong with each."""
-    chosen = [name for name in (IDIOMS if names is None else names) if is_run(IDIOMS[name], policy, shares)]
+    chosen = [name for name in (IDIOMS if names is None else names) if is_run(of_name(name), policy, shares)]
     body = cells.rank_body  # type: ignore[attr-defined]
-    how = {"join": False, "fresh": True, "timeout_s": timeout_s}
-    table = run_ranks(WORKERS[shares], body, policy, shares, chosen, staged, **how)
+    table = run_ranks(WORKERS[shares], body, policy, shares, chosen, join=False, fresh=True, timeout_s=timeout_s)
     alone = reference()
     return {
-        name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table], alone.get(name, []))
+        name: verdict(of_name(name), policy, shares, [row[name] for row in table], alone.get(of_name(name).name, []))
         for name in chosen
     }

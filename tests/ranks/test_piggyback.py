@@ -30,7 +30,7 @@ def _model(kind: str) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 700), nn.Linear(700, 700), nn.Linear(700, 4))  # several buckets
 
 
-@pytest.mark.parametrize("kind", ["one bucket", "half precision", "several buckets", "host memory", "apart"])
+@pytest.mark.parametrize("kind", ["one bucket", "half precision", "several buckets", "host memory"])
 @ranks(3)
 def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str) -> None:
     session = uneven.Session(balance="even")
@@ -38,8 +38,6 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with staging_forced() if kind == "host memory" else nullcontext():
         session.setup(model, optimizer, bucket_cap_mb=1)
-    if kind == "apart":  # as on GPUs whose gradients NCCL exchanges
-        inside(session).gradients.rounds._part_words()
     dtype = next(model.parameters()).dtype
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), global_batch_size=12, shuffle=False)
@@ -66,10 +64,8 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
         rows = heard[iteration].rows
         assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
     behind = getattr(rounds, "_rounds", rounds)._behind
-    assert (behind is None) == (kind == "apart")
-    if behind is not None:
-        assert behind._bucket is not None
-        assert not behind._apart, "DDP's own bucket has been made longer"
+    assert behind._bucket is not None
+    assert not behind._apart, "the bucket, DDP's own or its copy, has been made longer"
     session.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from idiom_runs import RUN, STAGED
+from idiom_base import IDIOMS
+from idiom_runs import COPIED, RUN, STAGED
 from test_idioms import FIRST, check_cell
 
 
@@ -16,4 +17,4 @@ def test_the_rest_of_the_matrix(policy: str, shares: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("policy", "shares"), STAGED)
 def test_the_matrix_with_copies_in_host_memory(policy: str, shares: str) -> None:
-    check_cell(policy, shares, staged=True)
+    check_cell(policy, shares, [name + COPIED for name in IDIOMS])

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven.testing.staging import staging_forced
 
-ROUNDS, STEPS = 12, 25
-WIDTH, BATCH = 724, 128  # two layers of 724 × 724 float32 are 4.2 MB of gradients
+ROUNDS, STEPS = 12, 20
+WIDTH, BATCH = 724, 256  # two layers of 724 × 724 float32 are 4.2 MB of gradients
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ class GradientCommunicator(Communicator, Protocol):
 
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
         """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
-        Returns the words of each round; None if the back end takes only tensors of the device."""
+        Returns the words of each round; None if a worker had to wait for its device to read them."""
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
         """Send one tensor; ``into`` is memory of its size that holds the sum if it does not replace the tensor."""
@@ -57,8 +57,7 @@ class BucketCommunicator:
     def __init__(self, group: Any, roll: RollCall, report_length: int) -> None:
         self._group = group
         self._words: ControlWords | None = ControlWords(group.rank(), group.size(), report_length)
-        self._behind: BehindBucket | None = BehindBucket(self._words)
-        self._beside: tuple[Tensor, dist.Work] | None = None  # words under way that are not behind a bucket
+        self._behind = BehindBucket(self._words)
         self._roll = roll
         self._members: Members = tuple(dist.get_process_group_ranks(group))
         self._at = RoundPlace("")
@@ -75,26 +74,11 @@ class BucketCommunicator:
         on_host = device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         if not on_host:  # on all ranks: workers on different kinds of devices exchange through host memory
-            self._part_words()
-        return self._words
-
-    def _part_words(self) -> None:
-        """Send the words from host memory by themselves, so that no worker waits for its device to read them."""
-        self._behind = None
-        if self._words is not None and "gloo" in dist.get_backend_config(self._group):
-            self._words.dtype = torch.float64
-        else:
             self._words = None
+        return self._words
 
     def begin(self, place: RoundPlace) -> None:
         self._at = place
-        if self._behind is None and self._words is not None:
-            words = torch.empty(self._words.count(torch.float64), dtype=torch.float64)
-            self._words.write(words, place)
-            try:
-                self._beside = words, begin_sum(words, self._group)
-            except RuntimeError as error:
-                raise self._roll.failure(place.what, error) from error
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> SummedInPlace:
         factor = weight()
@@ -115,7 +99,7 @@ class BucketCommunicator:
             self._nonfinite += ~torch.isfinite(own.sum(dtype=wide))
         try:
             sent, sparse = own, own.is_sparse
-            if self._behind is not None and not sparse:
+            if self._words is not None and not sparse:
                 sent = self._behind.attach(own, self._at)
             nbytes = sent._indices().nbytes + sent._values().nbytes if sparse else sent.nbytes
             self._works.append(begin_sum(sent, self._group))
@@ -132,11 +116,8 @@ class BucketCommunicator:
                 work.wait()
                 if piece.own.is_sparse:  # the sum has other entries, so gloo returns another tensor
                     piece.own.copy_(work.get_future().wait()[0])
-            if self._behind is not None:
+            if self._words is not None:
                 self._behind.collect()
-            elif self._words is not None and self._beside is not None:
-                self._beside[1].wait()
-                self._words.read(self._beside[0])
             self._ends()
         if self._words is not None and self._words.apart:
             at, index = self._at, self._group.rank()

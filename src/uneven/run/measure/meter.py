@@ -83,8 +83,7 @@ class DeviceClock:
         event.record(torch.accelerator.current_stream(self._device))
         return event
 
-    def glance(self) -> torch.Event:
-        return self.mark()
+    glance = mark
 
     def passed(self, mark: torch.Event) -> bool:
         """Return whether the device has reached the event, without waiting."""

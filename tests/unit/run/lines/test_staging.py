@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +17,7 @@ from uneven.run.lines.communicator import RoundPlace, Weight, unscaled
 from uneven.run.lines.staging import HostCarrier, HostRounds
 from uneven.run.replicas.flat import Flat
 from uneven.testing.staging import staging_forced
+from uneven_bench.forked.scripts import run_script
 
 
 class Copied:
@@ -140,10 +139,9 @@ def test_every_exchange_of_a_line() -> None:
         list(pool.map(exchange_all, [Staged(one.rank, one._places) for one in places]))
 
 
-def test_a_replica_on_a_device_has_its_vectors_on_the_host() -> None:
+def test_a_replica_on_a_device_has_its_vectors_on_the_host(tmp_path: Path) -> None:
     """In a process of its own: torch keeps the kind of device that Python pretends."""
-    script = Path(__file__).with_name("python_device.py")
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100)
+    ended = run_script([Path(__file__).with_name("python_device.py")], cwd=tmp_path, timeout_s=100)
     assert ended.returncode == 0, ended.stderr
 
 
