@@ -90,12 +90,18 @@ class HostCopy:
             self.own.copy_(values, non_blocking=self.own.device.type in _PINNED)
 
 
-@contextmanager
-def on_host(tensor: Tensor, group: Any = None) -> Iterator[Tensor]:
-    """Yield the tensor, of any shape, or a copy that replaces it at the end if the group does not take it."""
+def fetched(tensor: Tensor, group: Any = None) -> HostCopy:
+    """Return the tensor, of any shape, with a complete copy if the group does not take it."""
     copy = HostCopy(tensor, taken=is_taken(tensor, dist.get_backend_config(group)))
     copy.fetch()
     copy.wait()
+    return copy
+
+
+@contextmanager
+def on_host(tensor: Tensor, group: Any = None) -> Iterator[Tensor]:
+    """Yield the tensor, of any shape, or a copy that replaces it at the end if the group does not take it."""
+    copy = fetched(tensor, group)
     yield copy.host
     copy.put(copy.host)
 
