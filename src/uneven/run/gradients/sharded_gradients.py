@@ -14,7 +14,6 @@ three such places. A mark before and after each one counts the part of an exchan
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +37,6 @@ from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import device_of_shards, shards_of
 from uneven.run.model.hooks import ModelHook
 
-_KEPT = 16  # works kept alive; see uneven.run.lines.bucket_communicator for the deadlock
 _NONFINITE_EVERY = 50  # iterations; reading the flag blocks the host until the device is there
 
 
@@ -63,7 +61,6 @@ class ShardedGradients(Gradients):
     _exchanged: bool = False  # since the last step of an optimizer
     _by_host: bool = True  # whether this process waits in exchanges; otherwise its device does
     _nonfinite: torch.Tensor | None = None  # on a device that waits: how many exchanges had a NaN or an infinity
-    _works: deque[GatherWork] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def attach(self, model: nn.Module, owner: object, **ddp: Any) -> list[Callable[..., None]]:
         """Install on ``model``; copy shards and buffers from the first rank that holds each.
@@ -201,9 +198,7 @@ class ShardedGradients(Gradients):
         """Start to gather a layer's parameters, flat (members · numbers,), from all workers' shards (numbers,)."""
         self.traffic.sent_bytes += shard.nbytes * (group.size() - 1)
         with self.named("parameters"):
-            work = GatherWork(whole, shard, group, self.gathering)
-        self._works.append(work)
-        return work
+            return GatherWork(whole, shard, group, self.gathering)  # not kept, as it holds a whole layer
 
     def check(self, gradients: torch.Tensor) -> None:
         """Check this worker's own gradients, flat (numbers,), before they are summed; zero those of padded batches."""
