@@ -34,7 +34,7 @@ from uneven.run.lines.group_lines import GatherWork, host_carries, scatter_sum, 
 from uneven.run.lines.in_step import closures_checked, is_still, refuse_held
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
-from uneven.run.model.check import device_of_shards, shards_of
+from uneven.run.model.check import shards_of
 from uneven.run.model.hooks import ModelHook
 
 _NONFINITE_EVERY = 50  # iterations; reading the flag blocks the host until the device is there
@@ -76,7 +76,7 @@ class ShardedGradients(Gradients):
             mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor, as was checked
             if mesh.ndim == 2:
                 take_from_first([one.to_local().detach()], mesh.get_group(0))  # type: ignore[attr-defined] # as above
-        device = device_of_shards(model)
+        device = torch.device(mesh.device_type)
         self._by_host = host_carries(device, mesh.get_group(mesh.ndim - 1))  # the same for all meshes
         if not self._by_host:
             self._nonfinite = torch.zeros((), device=device)

@@ -24,7 +24,7 @@ _EXCHANGERS = {
 
 
 def check_model(model: nn.Module) -> torch.device:
-    """Return the device of the model's parameters.
+    """Return the device on which the model's parameters compute.
 
     Raises:
         ConfigError: the model is wrapped, has nothing to train, has parameters without values, or uses several devices.
@@ -44,7 +44,9 @@ def check_model(model: nn.Module) -> torch.device:
         )
     devices: dict[torch.device, str] = {}
     for name, parameter in parameters.items():
-        devices.setdefault(parameter.device, name)
+        mesh = getattr(parameter, "device_mesh", None)  # a shard computes there, also if it is kept in host memory
+        there = parameter.device if mesh is None or parameter.is_meta else torch.device(mesh.device_type)
+        devices.setdefault(there, name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise ConfigError(f"parameters on different devices ({places}): move the model to one with model.to(device)")
@@ -89,11 +91,6 @@ def is_sharded(model: nn.Module) -> bool:
 def shards_of(model: nn.Module) -> list[Any]:
     """Return the modules on which ``fully_shard`` was called, including the model itself."""
     return [module for module in model.modules() if _is(module, "FSDPModule")]
-
-
-def device_of_shards(model: nn.Module) -> torch.device:
-    """Return the device on which a ``fully_shard`` model computes; parameters offloaded to the host are elsewhere."""
-    return torch.device(next(iter(model.parameters())).device_mesh.device_type)  # type: ignore[attr-defined] # a DTensor
 
 
 def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:

@@ -18,15 +18,7 @@ from uneven.run.context.context import Context
 from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.first_losses import FirstLosses
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.model.check import (
-    check_model,
-    check_optimizer,
-    check_sharded,
-    describe_model,
-    device_of_shards,
-    is_sharded,
-    parts_called,
-)
+from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
 from uneven.run.replicas.no_sync import NoSync
@@ -112,15 +104,13 @@ def attach(
     # Before anything waits for another rank: different models would otherwise hang in the first exchange.
     found = compare(context.connection.transport, said, "session.setup")
     context.connection.found([one["_device"] for one in found])
+    heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
+    reports.measure_on(device)
     context.participants.meet(model)
-    who = (context.policy, context.members, context.sites)
+    meter, who = reports.books.meter, (context.policy, context.members, context.sites)
     out = outlook(*who, changes=context.participants.changes)
     if sharded:
         check_sharded(model, len(context.members), _no_shards(context, out))
-        device = device_of_shards(model)
-    heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
-    reports.measure_on(device)
-    meter = reports.books.meter
     agreement = exchanging(context, model, out, own_pace, meter)
     alike = agreement.gradients_only
     follower = None if alike else follow(context, model, hands, agreement, out)
