@@ -32,10 +32,9 @@ def recorded(quotas: bool) -> list[Record]:
                 exchange_s=0.082 - compute_s,
                 control_s=0.0,
                 ended_at_s=0.082 * (number + 1),
-                local_cpu_s=0.008,
             )
             records.append(step)
-        values = {"steps": 60.0} | ({"quota_cores": cores} if quotas else {})
+        values = {"steps": 60.0, "ran_s": 60 * 0.008} | ({"quota_cores": cores} if quotas else {})
         records.append(FactsRecord(rank=rank, iteration=59, at_s=5.0, values=values))
     return records
 

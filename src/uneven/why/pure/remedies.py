@@ -10,7 +10,7 @@ from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import iterations
 from uneven.policy.core.records import FactsRecord, Record, StepRecord
-from uneven.why.pure.causes import EXCHANGING
+from uneven.why.pure.causes import EXCHANGING, FactSums
 from uneven.why.pure.findings import Explanation, Remedy, Suspect
 
 _SEEDS = range(3)
@@ -120,16 +120,18 @@ def _within_quotas(records: Sequence[Record]) -> list[Record]:
     """Return the records with the time that each worker's quota allows it in a lasting run.
 
     A worker that waits for a slow one saves its quota, and then computes faster than the quota. If no worker is slow,
-    it cannot: a step takes its processor time ÷ its quota or more.
+    it cannot: a step takes the processor time of its training thread ÷ its quota or more.
     """
-    cores = dict[int, float]()
-    used_s = dict[int, list[float]]()
+    facts = dict[int, list[FactsRecord]]()
     for one in records:
-        if isinstance(one, FactsRecord) and one.values.get("quota_cores"):
-            cores[one.rank] = one.values["quota_cores"]
-        if isinstance(one, StepRecord):
-            used_s.setdefault(one.rank, []).append(one.local_cpu_s)
-    least_s = {rank: median(used_s[rank]) / quota for rank, quota in cores.items() if rank in used_s}
+        if isinstance(one, FactsRecord):
+            facts.setdefault(one.rank, []).append(one)
+    sums = {rank: FactSums.of(found) for rank, found in facts.items()}
+    least_s = {
+        rank: one.per_step("ran_s") / one.newest["quota_cores"]
+        for rank, one in sums.items()
+        if "quota_cores" in one.newest
+    }
     made = list[Record]()
     for one in records:
         if isinstance(one, StepRecord) and one.rank in least_s:
