@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from uneven.policy.predict import Predictor, predictors
     from uneven.policy.sync import EvaluationModel, Facts, SyncPolicy, WrappingPolicy, policies
     from uneven.precondition.kfac.kfac import KFAC
+    from uneven.precondition.muon.muon import Muon
     from uneven.precondition.soap.soap import SOAP
     from uneven.run.lines import ThreadLines
     from uneven.run.loops.site_evaluation import SiteEvaluation
@@ -72,6 +73,7 @@ __all__ = [
     "Mean",
     "Merge",
     "Moment",
+    "Muon",
     "NonFiniteError",
     "Observation",
     "Pace",
@@ -124,6 +126,7 @@ _HOMES = {
     "uneven.policy.predict": ("Predictor", "predictors"),
     "uneven.policy.sync": ("EvaluationModel", "Facts", "SyncPolicy", "WrappingPolicy", "policies"),
     "uneven.precondition.kfac.kfac": ("KFAC",),
+    "uneven.precondition.muon.muon": ("Muon",),
     "uneven.precondition.soap.soap": ("SOAP",),
     "uneven.run.lines": ("ThreadLines",),
     "uneven.run.loops.site_evaluation": ("SiteEvaluation",),

@@ -4,7 +4,7 @@ Usage: elastic_more.py WAY FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (befor
 after@W:N (right after it), late@W:N (takes it for failed, when another one has not), or door@N (nobody makes exchange N
 before somebody asks to join).
 
-WAY is soap (refreshed at every step), kfac (every fourth), together (three batches for each exchange),
+WAY is soap (refreshed at every step), kfac (every fourth), muon, together (three batches for each exchange),
 unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its own), weighted (batches count by
 the weights of their samples), steps (no loader, a global batch), own (no loader, each worker's own number of samples),
 or profiled (before the training).
@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,19 @@ class FaultySOAP(Faulty, uneven.SOAP):
     """SOAP."""
 
 
-def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -> uneven.Callback | None:
+class FaultyMuon(Faulty, uneven.Muon):
+    """Muon."""
+
+
+PRECONDITIONED = ("kfac", "soap", "muon")
+
+
+def preconditioner(
+    way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC], muon: type[uneven.Muon] = uneven.Muon
+) -> uneven.Callback | None:
     """The one of this way; by these classes. Owners by size alone, so that each of four has a square to begin with."""
+    if way == "muon":
+        return muon(assignment_strategy="round-robin")
     owners = {"assignment_strategy": "compute", "colocate_factors": False}
     if way == "soap":
         return soap(inv_update_steps=1, **owners)
@@ -140,14 +152,14 @@ def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -
 
 
 def stepping(way: str, net: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of this way: SOAP has momentum of its own."""
-    return torch.optim.SGD(net.parameters(), lr=LR, momentum=0.0 if way == "soap" else MOMENTUM)
+    """The optimizer of this way: SOAP and Muon have momentum of their own."""
+    return torch.optim.SGD(net.parameters(), lr=LR, momentum=0.0 if way in ("soap", "muon") else MOMENTUM)
 
 
 def parts_of(way: str, faults: list[str]) -> list[uneven.Callback]:
     if way in ("part", "pieces"):
         return [Scaling(way, faults)]
-    part = preconditioner(way, FaultySOAP, FaultyKFAC)
+    part = preconditioner(way, FaultySOAP, FaultyKFAC, FaultyMuon)
     if part is None:
         return []
     part.faults = faults
@@ -170,8 +182,11 @@ def model(way: str) -> nn.Module:
     """Begins the same everywhere."""
     torch.manual_seed(0)
     layers: tuple[nn.Module, ...] = nn.Linear(8, 6), nn.Tanh(), Fading(), nn.Linear(6, 2)
-    if way in ("kfac", "soap"):  # one process has other passes than each worker
+    if way in PRECONDITIONED:  # one process has other passes than each worker
         layers = (*layers[:2], layers[3])
+    if way == "muon":  # a matrix for each of four workers
+        sides = (8, 6, 6, 6, 2)
+        layers = tuple(nn.Linear(a, b, bias=False) for a, b in pairwise(sides))
     return (Branches() if way == "unused" else nn.Sequential(*layers)).double()
 
 

@@ -153,8 +153,8 @@ def check(
         check_steps(those, folder)
     else:
         check_samples(those, epochs)
-    if way in ("kfac", "soap"):
-        one, near = preconditioned(way, those, folder, lost or {}), 1e-12 if way == "kfac" else 1e-5
+    if way in elastic_more.PRECONDITIONED:
+        one, near = preconditioned(way, those, folder, lost or {}), {"kfac": 1e-12, "soap": 1e-5, "muon": 1e-6}[way]
     else:
         one, near = replayed(way, those, of_part(folder)), 1e-12
     models = {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}

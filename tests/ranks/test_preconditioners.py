@@ -55,6 +55,36 @@ def kfac(share: float | str = 1.0) -> Callback:
 
 
 @ranks(2)
+def test_muon_on_three_to_one_is_that_of_torch_in_one_process(me: RankContext) -> None:
+    def by_axes(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        weights = list(model.parameters())
+        return [one for one in weights if one.ndim == 2], [one for one in weights if one.ndim == 1]
+
+    theirs = net().double()
+    matrices, others = by_axes(theirs)
+    optimizers = torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others)
+    for x, y in batches(EPOCHS, torch.float64):
+        F.cross_entropy(theirs(x), y).backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+
+    session = uneven.Session(callbacks=[uneven.Muon()], balance="static:shares=3/1")
+    model = net().double()
+    matrices, others = by_axes(model)
+    model, *ours = session.setup(model, torch.optim.SGD(matrices, lr=0.02, weight_decay=0.1), torch.optim.AdamW(others))
+    loader = session.loader(Numbered(), X)
+    for _ in range(EPOCHS):
+        for x, y, _ in loader:
+            F.cross_entropy(model(x.double()), y).backward()
+            for one in ours:
+                one.step()
+                one.zero_grad()
+    session.close()
+    assert_same(model, theirs, 1e-6)
+
+
+@ranks(2)
 def test_three_to_one_is_as_one_process(me: RankContext) -> None:
     makers: list[Callable[[], Callback]] = [
         lambda: kfac(1.0),

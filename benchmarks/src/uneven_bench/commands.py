@@ -334,7 +334,7 @@ def far_sites(quick: Quick = False, json: Json = False, data: Data = "digits", c
     hivemind: losses at equal time and bytes in virtual time, times of real runs on emulated lines, as root; then batch
     norm and group norm under skewed labels, and a tuner against every fixed setting.
 
-    Cases: filter, learning, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
+    Cases: filter, learning, muloco, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
     UNEVEN_DATA. --quick leaves real runs out; --quick --case 20mbit plays one.
     """
 
@@ -354,14 +354,14 @@ def focus(quick: Quick = False, json: Json = False, case: Case = None) -> None:
 
 @bench("preconditioners", whole="an hour", case="ten minutes", quick="a minute and a half")
 def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
-    """K-FAC and SOAP: what they cost in a step, and where they pay.
+    """K-FAC, SOAP and Muon: what they cost in a step, and where they pay.
 
     Steps of ResNets, an MLP and a transformer on four workers against kfac-pytorch (where KFAC_PYTORCH says
-    where it is installed), SGD, AdamW and Muon; bytes and memory; exactness on unequal shares; unequal workers; links
-    of 100 Mbit/s; time to a target on three tasks; settings that blow up.
+    where it is installed), SGD, AdamW and torch's Muon; bytes and memory; exactness on unequal shares; unequal workers;
+    links of 100 Mbit/s; time to a target on three tasks; settings that blow up.
 
-    Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task
-    alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and two of the settings.
+    Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp, target:cnn and unequal:muon are one model,
+    task or method alone, target:cnn:soap one method. --quick plays steps of one ResNet, exact and two of the settings.
     """
 
 

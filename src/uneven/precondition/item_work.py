@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -43,11 +43,17 @@ class ItemWork(ABC):
     weights: tuple[nn.Parameter, ...]  # a weight and, possibly, a bias, whose gradients it preconditions
 
     @abstractmethod
-    def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Return the decomposition of a square, shape (basis,), from its statistics ``kept`` (kept,); only its owner
-        calls it.
+    def alike(self, square: int) -> Hashable:
+        """Return a key; squares with equal keys are decomposed in one call."""
+
+    @classmethod
+    @abstractmethod
+    def decompose(cls, squares: Sequence[tuple[Self, int]], kept: Tensor, identity: float) -> Tensor:
+        """Return the decompositions of ``squares`` with equal keys, shape (squares, basis); only their owner calls it.
 
         Args:
+            squares: items, and the number of the square in each.
+            kept: their statistics, shape (squares, kept); a copy.
             identity: coefficient of the identity matrix in the running average.
 
         Raises:

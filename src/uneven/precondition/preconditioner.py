@@ -1,7 +1,7 @@
 """The base of preconditioners: items with an owner, costs, statistics to keep and a result to gather.
 
-Subclasses (K-FAC, SOAP) provide an :class:`~uneven.precondition.item_work.ItemWork` per item. This module schedules
-steps, assigns owners, and packs exchanges.
+Subclasses (K-FAC, SOAP, Muon) provide an :class:`~uneven.precondition.item_work.ItemWork` per item. This module
+schedules steps, assigns owners, and packs exchanges.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,16 +21,18 @@ from uneven.policy.ownership.placement import Placement, RankGrid, gradient_work
 from uneven.precondition.item_exchange import PackedExchanges
 from uneven.precondition.item_work import ItemWork, like, probed_share
 from uneven.precondition.pure.describe import described
-from uneven.precondition.pure.packing import Layout
+from uneven.precondition.pure.packing import Layout, batches
 from uneven.precondition.pure.schedule import Schedule
 from uneven.precondition.pure.sharing import Sharing
 from uneven.precondition.refresh import Refresh, idle_cores
 from uneven.run.step.callback import Callback, CallbackContext, Step
 from uneven.runtime.frames import warn
 
+_BATCH_NUMBERS = 2**24  # most numbers of a batch's bases: larger ones fill a device, and need more memory
+
 
 class Preconditioner(Callback):
-    """The base class of K-FAC and SOAP.
+    """The base class of K-FAC, SOAP and Muon.
 
     Attributes:
         notes: name of a layer → why it keeps its plain gradient.
@@ -41,6 +42,8 @@ class Preconditioner(Callback):
     kind = "kfac"  # in a cluster description
     movable = True  # whether items may change owners
     saves_bases = False  # whether a checkpoint holds bases; otherwise they are recomputed
+    keeps_failed = True  # whether a basis that is not finite leaves the previous one in use
+    owner_period = 1  # owners are chosen at a refresh in a step that is a multiple of it
 
     def __init__(self, how: Sharing) -> None:
         self.how = how
@@ -76,11 +79,15 @@ class Preconditioner(Callback):
         """The coefficient of the identity matrix in the statistics."""
         return 0.0
 
+    @property
+    def basis_dtype(self) -> torch.dtype:
+        return self._like.dtype
+
     def before(self, step: Step, due_factors: bool) -> None:
         """Prepare a step; gradients are averaged and plain."""
 
-    def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
-        """Return the factor of all results, from the sum of the products of :meth:`ItemWork.apply`."""
+    def scale(self) -> float:
+        """Return the factor of all results; it may use :meth:`product`."""
         return 1.0
 
     def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
@@ -113,7 +120,10 @@ class Preconditioner(Callback):
         if self.notes and run.rank == run.members[0]:
             left = "; ".join(f"{name}: {why}" for name, why in self.notes.items())
             run.tell("plain-gradient", f"{self.name} leaves {len(self.notes)} layers their plain gradient: {left}")
-        self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
+        self._units = [(i, j) for i, work in enumerate(self.works) for j in range(work.item.squares)]
+        self._units_of: list[list[int]] = [[] for _ in self.works]
+        for unit, (i, _) in enumerate(self._units):
+            self._units_of[i].append(unit)
         self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
         self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
         self._measured, self._all_measured, self._factors_taken = OwnWork(), OwnWork(), OwnWork()
@@ -159,7 +169,7 @@ class Preconditioner(Callback):
         elif self._refreshing is not None and self.clock >= self._refreshing.due:
             with self.run.spread(period):
                 self._land()
-        self._precondition(optimizer)
+        self._precondition()
         self.clock += 1
         self.stepped()
 
@@ -222,7 +232,7 @@ class Preconditioner(Callback):
         held = [unit for unit, (i, _) in enumerate(self._units) if i in set(self._mine)]
         sizes = [self.works[i].sizes.basis[j] for i, j in (self._units[unit] for unit in held)]
         self._base_layout = Layout.of(sizes, [self._owner_of[unit] for unit in held], column)
-        self._base_flat = self._like.new_empty(self._base_layout.size)
+        self._base_flat = self._like.new_empty(self._base_layout.size, dtype=self.basis_dtype)
         self._bases = {
             unit: self._base_flat[slice(*span)] for unit, span in zip(held, self._base_layout.spans, strict=True)
         }
@@ -260,6 +270,18 @@ class Preconditioner(Callback):
     # ── refresh ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin_refresh(self, step: Step, period: int) -> None:
+        # Members that have come or gone, and a loaded state, need owners immediately.
+        due = not self._began or self.clock % self.owner_period == 0 or self._placed_among != self.exchanges.members
+        idle = self._choose_owners(step, period) if due else False
+        mine = [unit for unit, owner in enumerate(self._owner_of) if owner == self.run.rank]
+        wanted = self.how.refresh == "shadow" or (self.how.refresh == "auto" and idle)
+        shadow = self._began and period > 1 and wanted
+        self._refreshing = self._refresh(mine, beside=shadow, due=self.clock + max(1, period // 2))
+        if not shadow:
+            self._land()
+
+    def _choose_owners(self, step: Step, period: int) -> bool:
+        """Agree on the speeds of all workers, and move items if that pays; return whether every machine is idle."""
         measured, self._measured = self._measured, OwnWork()
         self._all_measured.add(measured.cost, measured.busy_s)
         idle = idle_cores() if self.how.refresh == "auto" else 0.0
@@ -278,25 +300,40 @@ class Preconditioner(Callback):
             other = better(self.placement, self._place(table), items, table, self.members, period)
             if other is not None:
                 self._move(other)
-        mine = [unit for unit, owner in enumerate(self._owner_of) if owner == self.run.rank]
-        wanted = self.how.refresh == "shadow" or (self.how.refresh == "auto" and table.idle)
-        shadow = self._began and period > 1 and wanted
-        self._refreshing = self._refresh(mine, beside=shadow, due=self.clock + max(1, period // 2))
-        if not shadow:
-            self._land()
+        return table.idle
 
     def _refresh(self, units: list[int], *, beside: bool, due: int = 0) -> Refresh:
-        cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in units))
-        calls = {unit: self._call(unit) for unit in units}
-        if not self._on_host and not beside:
-            torch.accelerator.synchronize(self._like.device)  # earlier work must not count as refresh time
-        return Refresh(calls, due=due, beside=beside, cost=cost, clock_s=self._clock_s)
-
-    def _call(self, unit: int) -> Callable[[], Tensor]:
-        (i, j), identity, kept = self._units[unit], self.identity, self._kept[unit]
+        squares, identity = {unit: self._square(unit) for unit in units}, self.identity
         # A background refresh reads the statistics while training updates them.
-        kept = kept.clone() if self.how.refresh != "now" else kept
-        return lambda: self.works[i].decompose(j, kept, identity)
+        kept = {unit: self._kept[unit].clone() if self.how.refresh != "now" else self._kept[unit] for unit in units}
+
+        def decompose(those: list[int]) -> Tensor:
+            found = [squares[unit] for unit in those]
+            return found[0][0].decompose(found, torch.stack([kept[unit] for unit in those]), identity)
+
+        sizes = [self._basis_sizes[unit] for unit in units]
+        places = batches([work.alike(square) for work, square in squares.values()], sizes, _BATCH_NUMBERS)
+        # Waiting for an accelerator, so that its time is measured, is only worth it before owners are chosen.
+        timed = self._on_host or (self.clock + 1) % self.owner_period == 0
+        return Refresh(
+            [[units[place] for place in batch] for batch in places],
+            decompose,
+            due=due,
+            beside=beside,
+            cost=sum(work.item.refresh(square) for work, square in squares.values()) if timed else 0.0,
+            clock_s=self._waited_s if timed else lambda: 0.0,
+            checked=self.keeps_failed,
+        )
+
+    def _square(self, unit: int) -> tuple[ItemWork, int]:
+        i, j = self._units[unit]
+        return self.works[i], j
+
+    def _waited_s(self) -> float:
+        """Return this worker's busy time, after all work on an accelerator has ended."""
+        if not self._on_host:
+            torch.accelerator.synchronize(self._like.device)
+        return self._clock_s()
 
     def _land(self) -> None:
         refresh, self._refreshing = self._refreshing, None
@@ -307,7 +344,8 @@ class Preconditioner(Callback):
         while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
             self._take_up(self._orphans(lost))
         self.renew_all()
-        self.run.log(f"{self.name}/refresh_s", refresh.seconds)
+        if self.clock % self.owner_period == 0:
+            self.run.log(f"{self.name}/refresh_s", refresh.seconds)
         self.renewed()
 
     def _take_up(self, refresh: Refresh) -> None:
@@ -331,12 +369,17 @@ class Preconditioner(Callback):
     def renew_all(self) -> None:
         """Put the bases in the buffers into use."""
         for i in self._mine:
-            self.works[i].renew([self._bases[unit] for unit, (item, _) in enumerate(self._units) if item == i])
+            self.works[i].renew([self._bases[unit] for unit in self._units_of[i]])
         self._began = True
 
     # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _precondition(self, optimizer: torch.optim.Optimizer) -> None:
+    def product(self) -> float:
+        """Return the sum over all items and workers of the products of :meth:`ItemWork.apply`."""
+        ends = [end - 1 for _, end in self._result_layout.bounds]
+        return float(sum(self._result_flat[ends].tolist()))
+
+    def _precondition(self) -> None:
         began_s = self._clock_s()
         products = []
         for i in self._mine:
@@ -350,8 +393,7 @@ class Preconditioner(Callback):
             self._measured.add(cost, self._clock_s() - began_s)
             self._measured.steps += 1
         self.exchanges.in_row(self._result_flat, self._result_layout)
-        ends = [end - 1 for _, end in self._result_layout.bounds]
-        scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)
+        scale = self.scale()
         for work, span in zip(self.works, self._result_layout.spans, strict=True):
             result = self._result_flat[slice(*span)]
             work.write(result, self.bounded(work, result, scale))

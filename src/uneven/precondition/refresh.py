@@ -1,10 +1,10 @@
-"""Run decompositions, immediately or in a background thread, and collect their failures."""
+"""Run decompositions in batches, immediately or in a background thread, and collect their failures."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 import torch
@@ -15,23 +15,29 @@ class Refresh:
     """The decompositions of one worker in one refresh.
 
     Args:
-        calls: computations, by number.
+        batches: numbers of the squares of each call.
+        decompose: numbers → their decompositions, shape (numbers, basis).
         due: step at which results are used.
         beside: run in a background thread.
         cost: of all calls, in the unit of the placement.
         clock_s: returns this worker's busy time.
+        checked: whether a decomposition that is not finite counts as failed.
     """
 
     def __init__(
         self,
-        calls: dict[int, Callable[[], Tensor]],
+        batches: Sequence[list[int]],
+        decompose: Callable[[list[int]], Tensor],
         *,
         due: int,
         beside: bool,
         cost: float,
         clock_s: Callable[[], float] = time.process_time,
+        checked: bool = True,
     ) -> None:
-        self._calls = calls
+        self._batches = batches
+        self._decompose = decompose
+        self._checked = checked
         self.due = due
         self.cost = 0.0 if beside else cost  # of the foreground work only, as `busy_s`
         self.seconds = 0.0
@@ -50,19 +56,28 @@ class Refresh:
     def _run(self) -> None:
         began_s = time.perf_counter()
         with torch.no_grad():
-            for number, call in self._calls.items():
+            for batch in self._batches:
                 if self._given_up:  # a decomposition itself cannot be interrupted
                     return
-                try:
-                    found = call()
-                except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined] # not in its stubs
-                    self._failed[number] = str(error).splitlines()[0]
-                    continue
-                if torch.isfinite(found).all():
-                    self._found[number] = found
-                else:
-                    self._failed[number] = "it holds NaN or infinity"
+                self._take(batch)
         self.seconds = time.perf_counter() - began_s
+
+    def _take(self, batch: list[int]) -> None:
+        try:
+            found = self._decompose(batch)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined] # not in its stubs
+            if len(batch) == 1:
+                self._failed[batch[0]] = str(error).splitlines()[0]
+                return
+            for number in batch:  # only one of them may have failed
+                self._take([number])
+            return
+        finite = torch.isfinite(found).all(1).tolist() if self._checked else [True] * len(batch)
+        for number, basis, whole in zip(batch, found, finite, strict=True):
+            if whole:
+                self._found[number] = basis
+            else:
+                self._failed[number] = "it holds NaN or infinity"
 
     def end(self) -> tuple[dict[int, Tensor], dict[int, str]]:
         """Wait for the results; return them, (basis,) each, and the reasons of failures, by number."""
@@ -71,7 +86,7 @@ class Refresh:
         return self._found, self._failed
 
     def abandon(self) -> None:
-        """Stop after the current decomposition."""
+        """Stop after the current batch."""
         self._given_up = True
         self.end()
 

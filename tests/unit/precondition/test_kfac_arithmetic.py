@@ -53,7 +53,7 @@ def twice(sums: Sums, seen: Tensor) -> Tensor:
     flat = torch.zeros(sums.numbers, dtype=torch.float64)
     sums.add(flat, seen, 0.5)
     sums.add(flat, seen, 0.25)
-    return sums.square(flat)
+    return sums.squares(flat[None])[0]
 
 
 N = 6
@@ -124,7 +124,7 @@ def test_factors_of_a_convolution_have_the_scaling_of_kfc() -> None:
         y = torch.arange(20).remainder(3).expand(N, 20)
         worker.step(x, y, (N,), loss=lambda model, a, b: F.cross_entropy(model(a), b, reduction="none").sum(1).mean())
         layer = worker.part.layers[0]  # type: ignore[attr-defined]
-        a, g = (layer.factor(j, worker.part._kept[j], 0.0) for j in (0, 1))  # type: ignore[attr-defined]
+        a, g = (layer.factors(j, worker.part._kept[j][None], 0.0)[0] for j in (0, 1))  # type: ignore[attr-defined]
         torch.manual_seed(1)
         model, t = conv(), 20
         output = model[0](x)
@@ -151,7 +151,7 @@ def test_the_other_scaling_makes_the_product_smaller_by_the_factor_of_the_specif
         def use(worker: CallbackWorker) -> float:
             worker.step(x, torch.arange(4) % 3, (4,))
             layer = worker.part.layers[0]  # type: ignore[attr-defined]
-            a, g = (layer.factor(j, worker.part._kept[j], 0.0) for j in (0, 1))  # type: ignore[attr-defined]
+            a, g = (layer.factors(j, worker.part._kept[j][None], 0.0)[0] for j in (0, 1))  # type: ignore[attr-defined]
             return float(a.trace() * g.trace())
 
         return float(train(1, build, lambda: KFAC(factor_decay="exp", scaling=scaling), use)[0])

@@ -290,7 +290,7 @@ def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
         for weight in worker.model.parameters():
             weight.register_hook(lambda gradient: gradient / scale)
         worker.step(*batch(0), (X,), loss=loss)
-        return [part.layers[0].factor(j, part._kept[j], 0.0) for j in (0, 1)]
+        return [part.layers[0].factors(j, part._kept[j][None].clone(), 0.0)[0] for j in (0, 1)]
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaled = train(1, net, lambda: KFAC(grad_scaler=scaler), use)[0]

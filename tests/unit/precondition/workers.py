@@ -35,6 +35,7 @@ def train(
     *,
     lr: float = 0.1,
     momentum: float = 0.9,
+    weight_decay: float = 0.0,
 ) -> list[Any]:
     """What ``use`` returns on each of ``size`` workers."""
     lock = Lock()
@@ -43,7 +44,8 @@ def train(
         with lock:
             torch.manual_seed(1)
             model = build()
-        return use(CallbackWorker(lines, model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), make()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+        return use(CallbackWorker(lines, model, optimizer, make()))
 
     return together(size, one)
 

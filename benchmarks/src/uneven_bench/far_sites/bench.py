@@ -30,7 +30,7 @@ from uneven_bench.far_sites.cases import (
 from uneven_bench.far_sites.cases import learning as learning_cases
 from uneven_bench.harness.show import Progress, chosen
 
-CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
+CASES = ("filter", "learning", "muloco", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
 TOLERANCE = 0.05
 
 

@@ -31,6 +31,9 @@ POLICIES: dict[str, str] = {
 """Name → policy, in virtual time. One worker stands for each site: workers of a site that average every gradient equal
 one worker on their batch together."""
 
+MULOCO = {f"{name}, muon": POLICIES[name] for name in (BSP, "diloco 16", "sparse-local 4, 10%")}
+"""The same policies for a model whose hidden layer is stepped by Muon."""
+
 QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
 
 SITES = ("us-east", "eu-west", "asia-east")
@@ -73,6 +76,7 @@ class LearningCase:
     policies: tuple[str, ...]
     worlds: tuple[str, ...]
     seeds: int = 3
+    name: str = ""  # the task's, if not given
 
 
 def learning(quick: bool, data: str) -> dict[str, LearningCase]:
@@ -83,10 +87,19 @@ def learning(quick: bool, data: str) -> dict[str, LearningCase]:
         return {data: LearningCase(task=data, samples=10_000, steps=120, every=6, **given)}
     found = (
         LearningCase(task=data, samples=10_000, steps=300, every=6, policies=(*POLICIES,), worlds=(*LINES,)),
+        LearningCase(
+            task=data,
+            name="muloco",
+            samples=10_000,
+            steps=300,
+            every=6,
+            policies=(BSP, "diloco 16", "sparse-local 4, 10%", *MULOCO),
+            worlds=("20mbit",),
+        ),
         LearningCase(task="cifar10", samples=10_000, steps=300, every=10, policies=(*POLICIES,), worlds=near),
         LearningCase(task="text", samples=50_000, steps=300, every=6, policies=(*POLICIES,), worlds=near),
     )
-    return {case.task: case for case in found}
+    return {case.name or case.task: case for case in found}
 
 
 ARMS: dict[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from uneven.cluster.virtual.datasets import images
 from uneven.cluster.virtual.task import Classification
 from uneven.errors import UnknownNameError
+from uneven.precondition.muon.muon import Orthogonalisation, orthogonalised
 from uneven_bench.harness.data import shakespeare
 from uneven_bench.workloads.resnet import resnet
 
 Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # inputs and labels to train, and held out
 MOMENTUM = 0.9
+MUON_RATE = 0.02
 PAST = 16  # characters that a guess looks at
 _GROUPS = 2
 _LOOKED_AT = 2000
@@ -38,6 +41,33 @@ class LossTask(Classification):
         told = self._module(x)
         self.losses.append(F.cross_entropy(told, y).item())
         return float((told.argmax(1) == y).float().mean())
+
+
+class MuonTask(LossTask):
+    """A task whose first matrix is stepped by Muon, and all other weights by SGD with momentum, as in MuLoCo (arXiv
+    2505.23725), which has AdamW there."""
+
+    def __init__(self, module: nn.Module, data: Split, learning_rate: float, muon_lr: float) -> None:
+        super().__init__(module, data, learning_rate)
+        self._how = Orthogonalisation(0.95, True, (3.4445, -4.7750, 2.0315), 1e-7, 5, None, torch.float32)
+        ends = list(accumulate(one.numel() for one in module.parameters()))
+        shapes = [one.shape for one in module.parameters()]
+        at = next(place for place, shape in enumerate(shapes) if len(shape) == 2)
+        self._span = slice(ends[at] - shapes[at].numel(), ends[at])
+        self._shape = shapes[at]
+        self._rate = muon_lr / learning_rate * self._how.ratio(*self._shape)
+
+    def direction(self, velocity: Tensor | None, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the direction and the velocity, (size,) each."""
+        kept = torch.zeros_like(gradient) if velocity is None else velocity.clone()
+        own, its = self._span, gradient[self._span]
+        momentum = kept[own].lerp(its, 1.0 - self._how.momentum)
+        kept.mul_(self.momentum).add_(gradient)
+        kept[own] = momentum
+        found = kept.clone()
+        matrix = its.lerp(momentum, self._how.momentum).view(1, *self._shape)
+        found[own] = self._rate * orthogonalised(matrix, self._how).reshape(-1)
+        return found, kept
 
 
 class NormalizedTask(LossTask):
@@ -132,12 +162,15 @@ def guess(kinds: int, seed: int) -> nn.Module:
     )
 
 
-def make(name: str, samples: int) -> Callable[[int], LossTask]:
-    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``. Raises UnknownNameError: there is
+def make(name: str, samples: int, muon: bool = False) -> Callable[[int], LossTask]:
+    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``; ``muon``: the images' hidden layer
+    is stepped by Muon. Raises UnknownNameError: there is
     no such task. DataError: its data are not on this machine."""
     if name in ("digits", "fashion-mnist"):
         data = flat_images(name, samples)
         inputs, classes = data[0][0].shape[1], int(data[0][1].max()) + 1
+        if muon:
+            return lambda seed: MuonTask(perceptron(inputs, classes, seed), data, 0.1, MUON_RATE)
         return lambda seed: LossTask(perceptron(inputs, classes, seed), data, 0.1)
     if name == "cifar10":
         data = small_images(samples)

@@ -84,9 +84,14 @@ def optimizers(model: nn.Module, name: str, lr: float = LR) -> list[torch.optim.
         return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
     if name == "adamw":
         return [torch.optim.AdamW(model.parameters(), lr=lr)]
-    square = [one for one in model.parameters() if one.ndim == 2]
-    others = [one for one in model.parameters() if one.ndim != 2]
+    square, others = by_axes(model)
     return [torch.optim.Muon(square, lr=lr), torch.optim.AdamW(others, lr=lr)]
+
+
+def by_axes(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the weights with two axes, and the others."""
+    weights = list(model.parameters())
+    return [one for one in weights if one.ndim == 2], [one for one in weights if one.ndim != 2]
 
 
 class KfacPytorch(Plain):
@@ -130,6 +135,14 @@ class KfacPytorch(Plain):
         self._module.dist = dist
 
 
+def under(part: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a part of ours needs."""
+    if isinstance(part, uneven.Muon):
+        square, others = by_axes(model)
+        return [torch.optim.SGD(square, lr=LR, weight_decay=0.1), torch.optim.AdamW(others, lr=LR)]
+    return [torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if isinstance(part, uneven.SOAP) else 0.9)]
+
+
 class PartArm(StepArm):
     """A part of ours in a session. ``part`` has the periods of :data:`PERIODS`, None for the session only; ``batch`` is
     the global one, ``balance`` the session's."""
@@ -139,9 +152,9 @@ class PartArm(StepArm):
         self.part = part
         self._batch = batch
         self.session = uneven.Session(callbacks=[part] if part else [], balance=balance, sync="bsp")
-        momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
-        _, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)
+        self.optimizers = under(part, model)
+        self.optimizer = self.optimizers[0]
+        self.session.setup(model, *self.optimizers, gradient_as_bucket_view=True)
 
     def due(self, kind: str) -> None:
         if self.part is not None:
@@ -152,8 +165,9 @@ class PartArm(StepArm):
         """Take a step on the samples that the balancer gives this worker, x (samples, …) and y (samples,)."""
         with self.session.step(self._batch) as n:
             F.cross_entropy(self.model(x[:n]), y[: len(y) // len(x) * n]).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            for one in self.optimizers:
+                one.step()
+                one.zero_grad()
 
     @property
     def sent_bytes(self) -> float:

@@ -1,4 +1,4 @@
-"""``uneven bench preconditioners``: K-FAC and SOAP against kfac-pytorch, SGD, AdamW and Muon."""
+"""``uneven bench preconditioners``: K-FAC, SOAP and Muon against kfac-pytorch, SGD, AdamW and torch's Muon."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ TARGETS = ("regression", "autoencoder", "cnn")
 def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
     """Measure all cases. Result: ``step_vs_kfac_pytorch`` and ``step_vs_sgd`` (model → share → periods → ratio of
     medians), ``bytes_vs_kfac_pytorch`` (model → share, at 1/10), ``memory_share`` (model → share of all squares on the
-    fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain``, ``unequal_of_limit``,
+    fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain`` and
+    ``unequal_of_limit`` (method → ratio),
     ``hook_overhead``, ``time_to_target`` (task → method → epochs, seconds), ``blow_ups``, ``links``, ``left_out``.
     Raises UnknownNameError: the case is unknown; "steps:mlp" and "target:cnn" are one model and one task,
     "target:cnn:soap" is one method. LaunchError: a worker died."""
     case, _, one = (case or "").partition(":")
     one, _, method = one.partition(":")
-    some = {"steps": STEPPED, "target": TARGETS}.get(case, ())
+    some = {"steps": STEPPED, "target": TARGETS, "unequal": ("kfac", "muon")}.get(case, ())
     if case and (case not in CASES or (one and one not in some)):
         raise UnknownNameError("case", f"{case}:{one}" if one else case, (*CASES, *(f"{case}:{it}" for it in some)))
     if method and (case != "target" or method not in METHODS):
         raise UnknownNameError("method of target:TASK:METHOD", method, METHODS)
     wanted = {case} if case else {"steps", "exact", "blow-ups"} if quick else set(CASES)
     found: dict[str, Any] = {"left_out": {}}
+    task: dict[str, Any]
     if rival() is None:
         found["left_out"]["kfac-pytorch"] = f"it is not on PyPI; set {RIVAL_AT} to where it is installed"
     if "steps" in wanted:
@@ -58,12 +60,15 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
             for shares in ([3, 1], *([] if quick else [[5, 3, 2]]), *([] if rival() is None else [[1, 1]]))
         }
     if "unequal" in wanted:
-        task: dict[str, Any] = {"what": "unequal", "model": "resnet20", "cores": CORES}
-        task |= {"settle": 4, "blocks": 2} if quick else {"settle": 8, "blocks": 6}
         isolated = not why_not_isolated()  # stopped workers would stop each other's exchanges too
-        found["unequal"] = told = _play(task, len(CORES), progress, isolated=isolated)
-        told["isolated"], told["plan"] = isolated, planned(told, CORES, isolated)
-        found["unequal_gain"], found["unequal_of_limit"] = told["gain"], told["of_limit"]
+        found |= {"unequal": {}, "unequal_gain": {}, "unequal_of_limit": {}}
+        for part, model in (("kfac", "resnet20"), ("muon", "transformer")):
+            if one in ("", part):
+                task = {"what": "unequal", "model": model, "part": part, "cores": CORES}
+                task |= {"settle": 4, "blocks": 2} if quick else {"settle": 8, "blocks": 6}
+                found["unequal"][part] = told = _play(task, len(CORES), progress, isolated=isolated)
+                told["isolated"], told["plan"] = isolated, planned(told, CORES, isolated)
+                found["unequal_gain"][part], found["unequal_of_limit"][part] = told["gain"], told["of_limit"]
     if "links" in wanted:
         if why := why_not_isolated() or why_no_bandwidth():
             found["left_out"]["links"] = why

@@ -14,7 +14,18 @@ import torch.distributed as dist
 import uneven
 from uneven.testing.callbacks import alone
 from uneven_bench.harness.worker import StageWorker, work
-from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival
+from uneven_bench.preconditioners.arms import (
+    DAMPING,
+    KINDS,
+    LR,
+    KfacPytorch,
+    PartArm,
+    Plain,
+    StepArm,
+    by_axes,
+    rival,
+    under,
+)
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
 
@@ -42,6 +53,8 @@ def steps(me: StageWorker) -> dict[str, Any]:
         add(name, partial(Plain, name=name))
     add("session", lambda model: PartArm(model, None, batch))
     add("soap", lambda model: PartArm(model, uneven.SOAP(inv_update_steps=10, grad_worker_fraction=1 / size), batch))
+    add("uneven.Muon", lambda model: PartArm(model, uneven.Muon(), batch))
+    add("uneven.Muon float32", lambda model: PartArm(model, uneven.Muon(ns_dtype=torch.float32), batch))
     for label in task["shares"]:
         f = shares(size)[label]
         add(f"ours {label}", partial(_kfac, batch=batch, share=f))
@@ -69,7 +82,9 @@ def steps(me: StageWorker) -> dict[str, Any]:
     whole = {name: arm for name, arm in arms.items() if name.startswith("ours")}
     result = {"seconds": medians, "memory_share": _memory(me, next(iter(whole.values())))}
     result["bytes"] = {
-        name: _bytes(me, arm, timed.draw(timed.each)) for name, arm in arms.items() if _second_order(name)
+        name: _bytes(me, arm, timed.draw(timed.each))
+        for name, arm in arms.items()
+        if _second_order(name) or name.startswith("uneven.Muon")
     }
     for arm in arms.values():
         arm.close()
@@ -122,6 +137,7 @@ def exact(me: StageWorker) -> dict[str, Any]:
             damping=DAMPING, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)
         ),
         "soap": lambda: uneven.SOAP(factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)),
+        "muon": uneven.Muon,
     }
     for name, make in makers.items():
         torch.manual_seed(0)
@@ -165,11 +181,17 @@ def _alone(part: Any, batch: int) -> list[torch.Tensor]:
     """Return weights of one process after these steps, without a session, one tensor of any size for each."""
     torch.manual_seed(0)
     model = _exact_model()
-    momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
-    worker = alone(model, torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum), part)
+    stepping = under(part, model)
+    if isinstance(part, uneven.Muon):  # torch's is the reference
+        stepping[0] = torch.optim.Muon(by_axes(model)[0], lr=LR, weight_decay=0.1)
+        part = _OwnTime()
+    worker = alone(model, stepping[0], part)
     for number in range(12):
         torch.manual_seed(number)
         worker.step(*_exact_batch(batch))
+        for one in stepping[1:]:
+            one.step()
+            one.zero_grad()
     return list(model.parameters())
 
 
@@ -216,17 +238,21 @@ def _by_layer(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def unequal(me: StageWorker) -> dict[str, Any]:
-    """Return seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones."""
+    """Return seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones; and
+    against torch's Muon under DDP."""
     task, stage = me.task, me.stage
     timed, size = MODELS[task["model"]], dist.get_world_size()
     batch = timed.each * size * 2
-    arms = {}
+    arms: dict[str, Any] = {}
     for name, place, balance in (("ours", "speed", "lb-bsp"), ("n3", "compute", "even")):
         torch.manual_seed(0)
-        part = uneven.KFAC(
-            damping=DAMPING, inv_update_steps=10, grad_worker_fraction=1 / size, assignment_strategy=place
-        )
+        how: dict[str, Any] = {"damping": DAMPING, "inv_update_steps": 10, "grad_worker_fraction": 1 / size}
+        kfac = task["part"] == "kfac"
+        part = uneven.KFAC(assignment_strategy=place, **how) if kfac else uneven.Muon(assignment_strategy=place)
         arms[name] = PartArm(timed.make(), part, batch, balance=balance)
+    if not kfac:
+        torch.manual_seed(0)
+        arms["torch's"] = Plain(timed.make(), "muon")
     torch.manual_seed(1 + dist.get_rank())
     stage.have(tuple(task["cores"]), ())
     x, y = timed.draw(batch)
@@ -238,7 +264,7 @@ def unequal(me: StageWorker) -> dict[str, Any]:
             dist.barrier()
             began_s, cpu_s = time.perf_counter(), time.process_time()
             for _ in range(10):
-                arm.step(x, y)
+                arm.step(x, y) if name != "torch's" else arm.step(x[: batch // size], y[: len(y) // size])
             dist.barrier()
             if number >= task["settle"]:
                 taken[name].append((time.perf_counter() - began_s) / 10)
@@ -259,7 +285,7 @@ def unequal(me: StageWorker) -> dict[str, Any]:
         "worker_cpu_s": worker_cpu_s,
         "shares": list(arms["ours"].session.next_shares),
         "costs": costs,
-        "described": {name: arm.part.describe() for name, arm in arms.items()} if dist.get_rank() == 0 else {},
+        "described": {name: arms[name].part.describe() for name in ("ours", "n3")} if dist.get_rank() == 0 else {},
         "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
     }
     for arm in arms.values():

@@ -22,7 +22,8 @@ class Gradient(NamedTuple):
 class LearningTask(ABC):
     """A loss that is the mean over samples, and a score on held-out ones.
 
-    The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as in torch.
+    The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as in torch; override :meth:`direction` for
+    another one.
 
     Attributes:
         samples: length of an epoch.
@@ -43,6 +44,18 @@ class LearningTask(ABC):
     @abstractmethod
     def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
         """Return the gradient (size,) of the mean loss at ``parameters`` (size,) over samples, numbers (n,) int64."""
+
+    def direction(self, velocity: Tensor | None, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the direction d of a step, x −= learning_rate · d, and the velocity to keep; (size,) each.
+
+        Args:
+            velocity: of the step before; None before the first step, or without momentum.
+            gradient: shape (size,).
+        """
+        if not self.momentum:
+            return gradient, None
+        found = gradient if velocity is None else self.momentum * velocity + gradient
+        return found, found
 
     @abstractmethod
     def accuracy(self, parameters: Tensor) -> float:

@@ -117,7 +117,7 @@ class Sgd:
     )
 
     def step(self, state: ModelState, gradient: Tensor, rate: float = 1.0, weight: float = 1.0) -> ModelState:
-        """Return the state after one step of SGD: v = μ v + g, x −= η v, all (size,); without momentum v is g.
+        """Return the state after one step of the task's optimizer, x −= η d, all (size,).
 
         ``rate`` and ``weight`` multiply η and g.
         """
@@ -125,12 +125,9 @@ class Sgd:
         known = self._taken.get(key)
         if known is not None:  # it holds both objects, so no other one can have their ids
             return known[2]
-        velocity = gradient if weight == 1.0 else weight * gradient
-        if self.task.momentum and state.velocity is not None:
-            velocity = self.task.momentum * state.velocity + velocity
-        move = -self.task.learning_rate * rate * velocity
-        kept = velocity if self.task.momentum else None
-        after = ModelState(state.parameters + move, kept, state.moved + move)
+        direction, velocity = self.task.direction(state.velocity, gradient if weight == 1.0 else weight * gradient)
+        move = -self.task.learning_rate * rate * direction
+        after = ModelState(state.parameters + move, velocity, state.moved + move)
         self._taken[key] = state, gradient, after
         if len(self._taken) > _STEPS_KEPT:
             self._taken.popitem(last=False)

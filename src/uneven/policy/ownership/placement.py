@@ -1,7 +1,7 @@
 """The owners of items by cost and speed, on a grid of gradient workers.
 
 An item is a layer of K-FAC or a weight of SOAP: one or two square matrices to refresh, and a gradient to precondition
-on every step.
+on every step. A weight of Muon has one matrix, which is refreshed on every step.
 
 The grid is KAISA's (Pauloski et al., SC 2021, as in its authors' code): with a share f of P workers, w = f P ranks hold
 an item's basis and precondition it. Ranks form w rows of P / w; an item belongs to a column, and each rank receives its
@@ -10,6 +10,7 @@ gradient from the rank in its own row and the item's column.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,27 @@ class Item(NamedTuple):
     """An item to place."""
 
     name: str
-    sides: tuple[int, ...]  # of its square matrices
+    sides: tuple[int, ...]  # of its square matrices; with `ns_steps`, rows and columns of its one matrix
     step: float  # cost of preconditioning it once, in the unit of `refresh_cost`
+    ns_steps: int = 0  # Newton-Schulz steps of a refresh; 0 for a decomposition
+
+    @property
+    def squares(self) -> int:
+        """The number of its matrices."""
+        return 1 if self.ns_steps else len(self.sides)
 
     def refresh(self, square: int) -> float:
-        return refresh_cost(self.sides[square])
+        """Return the operations of a refresh of one matrix."""
+        if not self.ns_steps:
+            return refresh_cost(self.sides[square])
+        short, long = sorted(map(float, self.sides))
+        return self.ns_steps * (4.0 * short**2 * long + 2.0 * short**3)  # X Xᵀ, its square, and both times X
+
+    def weighed(self, square: int, rule: str, period: float) -> float:
+        """Return what a refresh of one matrix counts by a rule of :func:`place`."""
+        if rule == "memory":
+            return float(math.prod(self.sides)) if self.ns_steps else float(self.sides[square]) ** 2
+        return self.refresh(square) / (period if rule == "speed" else 1.0)
 
     def per_step(self, period: int, preconditions: bool, owned: Sequence[int]) -> float:
         """Return a worker's mean cost per step; ``owned`` are the squares that it refreshes."""
@@ -102,9 +119,9 @@ def place(
     """Assign items to owners; deterministic, so that all ranks agree.
 
     Greedy, largest first, as in KAISA: the column that would finish first, and in it the rank that would. "compute" and
-    "memory" count n³ and n² per square and assume equal ranks, as in the paper; "speed" (ours) counts the mean cost per
-    step of refreshing and preconditioning, over each rank's speed. "round-robin" is SC 2020's. Ties go to the item with
-    the lowest name, and to the lowest rank.
+    "memory" count operations and numbers of a square and assume equal ranks, as in the paper; "speed" (ours) counts the
+    mean cost per step of refreshing and preconditioning, over each rank's speed. "round-robin" is SC 2020's. Ties go to
+    the item with the lowest name, and to the lowest rank.
 
     Args:
         speeds: of the ranks in ascending order, in any unit; equal if empty.
@@ -124,7 +141,7 @@ def place(
     busy = dict.fromkeys(ranks, fixed if rule == "speed" else 0.0)
     owners: dict[str, tuple[int, ...]] = {}
     columns: dict[str, tuple[int, ...]] = {}
-    costs = {one.name: tuple(_cost(side, rule, period) for side in one.sides) for one in items}
+    costs = {one.name: tuple(one.weighed(square, rule, period) for square in range(one.squares)) for one in items}
     every = {one.name: one.step if rule == "speed" else 0.0 for one in items}
 
     def whole(one: Item, column: tuple[int, ...]) -> float:
@@ -144,15 +161,9 @@ def place(
             owner = min(column, key=lambda rank: ((busy[rank] + cost) / known[rank], rank))
             busy[owner] += cost
             those.append(owner)
-        owners[one.name] = tuple(those * len(one.sides) if colocate else those)
+        owners[one.name] = tuple(those * one.squares if colocate else those)
         columns[one.name] = column
     return Placement(tuple(owners[one.name] for one in items), tuple(columns[one.name] for one in items))
-
-
-def _cost(side: int, rule: str, period: float) -> float:
-    if rule == "memory":
-        return float(side) ** 2
-    return float(side) ** 3 if rule == "compute" else refresh_cost(side) / period
 
 
 def _in_turn(items: Sequence[Item], on: RankGrid, ranks: Sequence[int], colocate: bool) -> Placement:
@@ -161,8 +172,8 @@ def _in_turn(items: Sequence[Item], on: RankGrid, ranks: Sequence[int], colocate
     owners, turn = [], 0
     for one in items:
         mine = []
-        for place_in in range(len(one.sides)):
+        for place_in in range(one.squares):
             mine.append(ranks[turn % len(ranks)])
-            turn += apart or place_in == len(one.sides) - 1
+            turn += apart or place_in == one.squares - 1
         owners.append(tuple(mine))
     return Placement(tuple(owners), tuple(on.column(mine[0]) for mine in owners))

@@ -295,10 +295,10 @@ class KFAC(Preconditioner):
         if self._adaptive is not None:
             self._adaptive.now = self.numbers.damping = opinion
 
-    def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
+    def scale(self) -> float:
         """Return ``ν = min(1, √(κ / |s|))``, with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
         self.nu = 1.0
-        if self._kl_clip is not None and product and math.isfinite(product):
+        if self._kl_clip is not None and (product := self.product()) and math.isfinite(product):
             self.nu = min(1.0, math.sqrt(value(self._kl_clip, self.clock) / abs(product)))
         return self.nu
 

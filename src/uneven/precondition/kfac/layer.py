@@ -9,9 +9,9 @@ because losses are means over c_i things, G has another factor ((c_i / C) / (x_i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,19 +79,25 @@ class Layer(ItemWork):
         samples, positions = max(1, len(seen)), seen.shape[2] * seen.shape[3]
         self.sums[1].add(flat, seen, scale / (samples * positions**3) if compat else scale * samples * positions)
 
-    def factor(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Return A or G, shape (n, n), from the statistics ``kept`` (kept,)."""
-        found = self.sums[square].square(kept)
-        return found + identity * torch.eye(len(found), dtype=found.dtype, device=found.device) if identity else found
+    def factors(self, square: int, kept: Tensor, identity: float) -> Tensor:
+        """Return A or G of layers that are alike, shape (layers, n, n), from their statistics (layers, kept)."""
+        found = self.sums[square].squares(kept)
+        found.diagonal(dim1=1, dim2=2).add_(identity)
+        return found
 
-    def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Return Q and d of the factor concatenated, or its damped inverse; shape (basis,)."""
-        factor = self.factor(square, kept, identity)
-        if self._numbers.inverse:
-            factor.diagonal().add_(self._numbers.damping)
-            return torch.cholesky_inverse(torch.linalg.cholesky(factor)).reshape(-1)
-        values, vectors = torch.linalg.eigh(factor)
-        return torch.cat([vectors.reshape(-1), values.clamp_(min=0.0)])  # rounding makes zeros slightly negative
+    def alike(self, square: int) -> Hashable:
+        return type(self.sums[square]), self.sums[square].numbers
+
+    @classmethod
+    def decompose(cls, squares: Sequence[tuple[Self, int]], kept: Tensor, identity: float) -> Tensor:
+        """Return Q and d of each factor concatenated, or its damped inverse; shape (squares, basis)."""
+        layer, square = squares[0]
+        factors = layer.factors(square, kept, identity)
+        if layer._numbers.inverse:
+            factors.diagonal(dim1=1, dim2=2).add_(layer._numbers.damping)
+            return torch.cholesky_inverse(torch.linalg.cholesky(factors)).flatten(1)
+        values, vectors = torch.linalg.eigh(factors)
+        return torch.cat([vectors.flatten(1), values.clamp_(min=0.0)], 1)  # rounding makes zeros slightly negative
 
     def neutral(self, square: int) -> Tensor:
         side = self.item.sides[square]

@@ -1,7 +1,7 @@
 """Flat sums of second moments, from which a layer's factors are computed.
 
 Each class stores as few numbers as it needs. It is linear, so sums of several workers or steps may be added before
-:meth:`square` builds the matrix.
+:meth:`squares` builds the matrices, all of one kind in one call.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Sums(Protocol):
         each."""
         ...
 
-    def square(self, flat: Tensor) -> Tensor:
-        """Return the matrix, shape (side, side)."""
+    def squares(self, flat: Tensor) -> Tensor:
+        """Return the matrices, shape (k, side, side), of k such sums, shape (k, numbers); they may share memory."""
         ...
 
 
@@ -63,17 +63,17 @@ class RowSums:
             flat[at:-1].add_(seen.sum(0), alpha=weight)
             flat[-1] += weight * len(seen)
 
-    def square(self, flat: Tensor) -> Tensor:
-        """Return both triangles from the lower one, shape (side, side)."""
-        found, at = flat.new_empty(self.side, self.side), 0
+    def squares(self, flat: Tensor) -> Tensor:
+        """Return both triangles from the lower ones (k, numbers), shape (k, side, side)."""
+        found, at = flat.new_empty(len(flat), self.side, self.side), 0
         for top, end in self._edges:
-            strip = flat[at : at + (end - top) * end].view(end - top, end)
-            found[top:end, :end] = strip
-            found[:top, top:end] = strip[:, :top].t()
+            strip = flat[:, at : at + (end - top) * end].unflatten(1, (end - top, end))
+            found[:, top:end, :end] = strip
+            found[:, :top, top:end] = strip[:, :, :top].mT
             at += (end - top) * end
         if self._ones:
-            found[-1, :-1] = found[:-1, -1] = flat[at:-1]
-            found[-1, -1] = flat[-1]
+            found[:, -1, :-1] = found[:, :-1, -1] = flat[:, at:-1]
+            found[:, -1, -1] = flat[:, -1]
         return found
 
 
@@ -87,7 +87,7 @@ class PatchSums:
         self._rows = RowSums(channels * kernel[0] * kernel[1], ones)
         self.side = self._rows.side
         self.numbers = self._rows.numbers
-        self.square = self._rows.square
+        self.squares = self._rows.squares
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
         """Add images, shape (samples, channels, height, width)."""
@@ -114,12 +114,10 @@ class PixelSums:
             flat[self._channels**2 : -1].add_(seen.sum((0, 2, 3)), alpha=weight)
             flat[-1] += weight * seen.shape[0] * seen.shape[2] * seen.shape[3]
 
-    def square(self, flat: Tensor) -> Tensor:
-        inner = flat[: self._channels**2].view(self._channels, self._channels)
-        if not self._ones:
-            return inner
-        edge = flat[self._channels**2 : -1]
-        return torch.cat([torch.cat([inner, edge[:, None]], 1), torch.cat([edge, flat[-1:]])[None]])
+    def squares(self, flat: Tensor) -> Tensor:
+        """Return the matrices (k, side, side) of sums (k, numbers)."""
+        inner = flat[:, : self._channels**2].unflatten(1, (self._channels, self._channels))
+        return _bordered(inner, flat[:, self._channels**2 :]) if self._ones else inner
 
 
 class AutoSums:
@@ -159,18 +157,28 @@ class AutoSums:
             parts[5].add_(corners.sum(1).view(-1), alpha=weight)
             parts[6].add_(float(seen.shape[0] * seen.shape[2] * seen.shape[3]), alpha=weight)
 
-    def square(self, flat: Tensor) -> Tensor:
-        """Return the matrix (side, side), ordered as ``weight.view(out, -1)``: channel, row, column; then the 1."""
-        c, parts = self._channels, flat.split(self._sizes)
-        whole, lines = parts[0].view(c, c, 15).permute(2, 0, 1), parts[1].view(4, c, c, 3).transpose(2, 3)
-        lines = lines.transpose(1, 2).reshape(12, c, c)
-        sums = torch.cat([whole, lines, parts[2].view(4, c, c), whole.mT, lines.mT])
-        found = _assembled(sums, _blocks(flat.device)).view(9, 9, c, c)
-        inner = found.permute(2, 0, 3, 1).reshape(9 * c, 9 * c)
+    def squares(self, flat: Tensor) -> Tensor:
+        """Return the matrices (k, side, side) of sums (k, numbers), ordered as ``weight.view(out, -1)``: channel, row,
+        column; then the 1."""
+        parts = flat.split(self._sizes, 1)
+        k = len(flat)
+        c = self._channels
+        whole = parts[0].reshape(k, c, c, 15).permute(3, 0, 1, 2)
+        lines = parts[1].reshape(k, 4, c, c, 3).permute(1, 4, 0, 2, 3).reshape(12, k, c, c)
+        corners = parts[2].reshape(k, 4, c, c).transpose(0, 1)
+        sums = torch.cat([whole, lines, corners, whole.mT, lines.mT])
+        found = _assembled(sums, _blocks(flat.device)).view(9, 9, k, c, c)
+        inner = found.permute(2, 3, 0, 4, 1).reshape(k, 9 * c, 9 * c)
         if not self._ones:
             return inner
-        edge = _assembled(torch.cat(parts[3:6]).view(9, c), _borders(flat.device)).t().reshape(-1)
-        return torch.cat([torch.cat([inner, edge[:, None]], 1), torch.cat([edge, parts[6]])[None]])
+        pixels = torch.cat(parts[3:6], 1).view(k, 9, c).transpose(0, 1)
+        edge = _assembled(pixels, _borders(flat.device)).permute(1, 2, 0).reshape(k, 9 * c)
+        return _bordered(inner, torch.cat([edge, parts[6]], 1))
+
+
+def _bordered(inner: Tensor, edge: Tensor) -> Tensor:
+    """Append to symmetric matrices, shape (k, n, n), a last row and column, shape (k, n + 1)."""
+    return torch.cat([torch.cat([inner, edge[:, None, :-1]], 1), edge[:, :, None]], 2)
 
 
 _Terms = Sequence[tuple[float, Tensor, Tensor]]

@@ -28,7 +28,7 @@ def described(
         refresh_period=periods[1],
         share=share,
         place=place,
-        turns=round(items[0].step / (a * g * (a + g)), 6),
+        turns=items[0].ns_steps or round(items[0].step / (a * g * (a + g)), 6),
         cost_per_s=float(f"{own.cost / own.busy_s:.4g}"),
         factor_core_s=float(f"{factors.busy_s / factors.cost:.4g}") if factors.cost else 0.0,
     )

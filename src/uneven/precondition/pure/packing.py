@@ -1,8 +1,8 @@
-"""The layout of pieces in one flat buffer, such that all pieces of a rank are contiguous."""
+"""The layout of pieces in one flat buffer, such that all pieces of a rank are contiguous; and batches of equal work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -48,3 +48,16 @@ def moves(old: Sequence[int], new: Sequence[int], rank: int) -> tuple[dict[int, 
         elif was != will and will == rank:
             into.setdefault(was, []).append(piece)
     return out, into
+
+
+def batches(keys: Sequence[Hashable], sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Return the places of equal ``keys`` in batches, whose ``sizes`` add up to ``most`` or less, if two or more."""
+    found: list[list[int]] = []
+    open_batch: dict[Hashable, list[int]] = {}
+    for place, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+        batch = open_batch.get(key)
+        if batch is None or (len(batch) + 1) * size > most:  # equal keys have equal sizes
+            batch = open_batch[key] = []
+            found.append(batch)
+        batch.append(place)
+    return found

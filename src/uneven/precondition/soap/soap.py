@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_work import ItemWork, Sizes
 from uneven.precondition.kfac.sums import RowSums
 from uneven.precondition.preconditioner import Preconditioner
 from uneven.precondition.pure.schedule import Value
 from uneven.precondition.pure.sharing import Sharing
+from uneven.precondition.refusals import check_gradients, check_optimizer
 from uneven.run.step.callback import Step
 
 
@@ -58,18 +60,25 @@ class RotatedAdam(ItemWork):
         kept.mul_(self._rates.squares)
         self._sums[square].add(kept, gradient if square else gradient.t(), 1.0 - self._rates.squares)
 
-    def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Return Q, shape (basis,): first from eigh, then by one step of orthogonal iteration, as in the paper."""
-        found = self._sums[square].square(kept)
-        if not torch.isfinite(found).all():
-            return found.view(-1)
+    def alike(self, square: int) -> Hashable:
+        return self.item.sides[square], bool(self._bases)
+
+    @classmethod
+    def decompose(cls, squares: Sequence[tuple[Self, int]], kept: Tensor, identity: float) -> Tensor:
+        """Return each Q, shape (squares, basis): first from eigh, then by one step of orthogonal iteration, as in the
+        paper."""
+        first, square = squares[0]
+        found = first._sums[square].squares(kept)
+        side = first.item.sides[square]
         # A slope of the size of the root of the rounding error orders equal eigenvalues: those of directions without
         # any gradient so far. Otherwise they would be noise, different on each machine (ours).
-        slope = torch.arange(len(found), 0, -1, dtype=found.dtype, device=found.device) / len(found)
-        found.diagonal().add_(slope * found.diagonal().mean() * torch.finfo(found.dtype).eps ** 0.5)
-        if not self._bases:
-            return torch.linalg.eigh(found)[1].flip(1).reshape(-1)  # descending, as orthogonal iteration needs it
-        return torch.linalg.qr(found @ self._bases[square])[0].reshape(-1)
+        slope = torch.arange(side, 0, -1, dtype=found.dtype, device=found.device) / side
+        diagonal = found.diagonal(dim1=1, dim2=2)
+        diagonal.add_(slope * diagonal.mean(1, keepdim=True) * torch.finfo(found.dtype).eps ** 0.5)
+        if not first._bases:
+            return torch.linalg.eigh(found)[1].flip(2).flatten(1)  # descending, as orthogonal iteration needs it
+        bases = torch.stack([one._bases[number] for one, number in squares])
+        return torch.linalg.qr(found @ bases)[0].flatten(1)
 
     def neutral(self, square: int) -> Tensor:
         return torch.eye(self.item.sides[square], dtype=self._kind).view(-1)
@@ -110,9 +119,6 @@ class PlainAdam:
             self.momentum.lerp_(gradient, 1.0 - rates.first)
             self.square.mul_(rates.second).addcmul_(gradient, gradient, value=1.0 - rates.second)
             torch.div(self.momentum, self.square.sqrt().add_(rates.eps), out=gradient).mul_(rates.correction)
-
-
-_SPARSE = "gradients of a few rows: use sparse=False, or give that table to another optimizer, such as SparseAdam"
 
 
 class SOAP(Preconditioner):
@@ -181,10 +187,7 @@ class SOAP(Preconditioner):
 
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
         """Return the works of weights with two axes; others get plain Adam."""
-        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        for name, module in model.named_modules():
-            if getattr(module, "sparse", False) and id(getattr(module, "weight", None)) in stepped:
-                raise ConfigError(f"SOAP moves all rows at each step, and {name!r} gives {_SPARSE}")
+        stepped = check_optimizer(self.name, model, optimizer)
         self.turned: list[RotatedAdam] = []
         self._straight: list[PlainAdam] = []
         for name, weight in model.named_parameters():
@@ -194,8 +197,6 @@ class SOAP(Preconditioner):
                 self._straight.append(PlainAdam(name, weight, self._rates))
             else:
                 self.turned.append(RotatedAdam(name, weight, self._rates, self._like.dtype))
-        if any(group.get("momentum") for group in optimizer.param_groups):
-            raise ConfigError("SOAP has its own momentum: use an optimizer without momentum, SGD(…, momentum=0)")
         return list(self.turned)
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
@@ -204,9 +205,7 @@ class SOAP(Preconditioner):
     def before(self, step: Step, due_factors: bool) -> None:
         """Update the squares that this worker owns, and weights with one axis."""
         each: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
-        for one in each:
-            if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
-                raise TrainingError(f"SOAP moves all rows at each step, and {one.name!r} has {_SPARSE}")
+        check_gradients(self.name, ((one.name, one.weights[0]) for one in each))
         self._rates.taken += 1
         self._take_loaded()
         if due_factors:

@@ -89,7 +89,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"share = 0.5 with nodes that come and go: .* give share = 1"):
         Ran(with_one(replace(SMALL, share=0.5), leaving))
     for what, told in (
-        ({"layers": ((2,),)}, "a list of pairs"), ({"kind": "muon"}, "kind = 'muon' is none of 'kfac', 'soap'"),
+        ({"layers": ((2,),)}, "a list of pairs"), ({"kind": "sam"}, "kind = 'sam' is none of 'kfac', 'soap', 'muon'"),
+        ({"kind": "muon"}, "give refresh_period = 1, and leave out share"),
         ({"factor_period": 3, "refresh_period": 4}, "a multiple of factor_period"), ({"share": 0.0}, "share = 0.0"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=told):

@@ -78,16 +78,16 @@ class TableWork:
         return up_s, down_s
 
 
-KINDS = ("kfac", "soap")
+KINDS = ("kfac", "soap", "muon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preconditioning:
     """A preconditioner; ``KFAC.describe()`` writes one after a real run."""
 
-    # sides of the two square matrices of each layer: inputs (+ 1 with a bias) and outputs
+    # sides of the two square matrices of each layer: inputs (+ 1 with a bias) and outputs; rows and columns for "muon"
     layers: tuple[tuple[int, ...], ...]
-    # "kfac", whose sums travel to owners, or "soap", which computes its matrices from averaged gradients
+    # "kfac", whose sums travel to owners, or "soap" and "muon", which use averaged gradients
     kind: str = "kfac"
     # factor_period, refresh_period: steps between updates; the second is a multiple of the first
     factor_period: int = 1
@@ -95,7 +95,8 @@ class Preconditioning:
     # f, the part of the workers that hold a layer's bases and transform its gradient; at most 1 / P is one worker
     share: float = 1.0
     place: str = "speed"  # rule for owners: "speed", "compute", "memory" or "round-robin"
-    turns: Positive = 4.0  # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses
+    # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses; Newton-Schulz steps for "muon"
+    turns: Positive = 4.0
     # cost units that a core computes per second; a decomposition costs 9 n³, a gradient turns · a g (a + g)
     cost_per_s: Positive = 2e10
     factor_core_s: Time = 0.0  # core-seconds per sample in a step that updates factors
@@ -115,6 +116,11 @@ class Preconditioning:
             )
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"preconditioner: share = {self.share!r}: give a number above 0 up to 1")
+        if self.kind == "muon" and (self.refresh_period, self.share) != (1, 1.0):
+            raise ConfigError(
+                f"preconditioner: refresh_period = {self.refresh_period} and share = {self.share!r}: every worker gets "
+                'every matrix of "muon" in every step; give refresh_period = 1, and leave out share'
+            )
         check(self, "preconditioner: ")
 
 

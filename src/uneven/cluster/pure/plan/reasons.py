@@ -147,7 +147,7 @@ def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
     assert one is not None
     workers, longest = len(own), max(own, key=lambda it: (it.seconds + it.factors_s, -it.rank))
     held = max(1, round(one.share * workers))
-    name = {"kfac": "K-FAC", "soap": "SOAP"}[one.kind]
+    name = {"kfac": "K-FAC", "soap": "SOAP", "muon": "Muon"}[one.kind]
     owners = ", ".join(f"{spec.nodes[it.rank].name} {it.squares}" for it in own if it.squares)
     factors, refreshes = one.factor_period, one.refresh_period
     return (

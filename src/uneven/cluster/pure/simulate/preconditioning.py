@@ -9,6 +9,7 @@ speeds::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,8 +64,14 @@ class _Dealt:
     def __init__(self, one: Preconditioning, members: tuple[int, ...]) -> None:
         self.members = members
         self._one = one
+        muon = one.kind == "muon"
         self.items = [
-            Item(f"layer {number:05}", sides, one.turns * sides[0] * sides[1] * sum(sides))
+            Item(
+                f"layer {number:05}",
+                sides,
+                0.0 if muon else one.turns * sides[0] * sides[1] * sum(sides),
+                round(one.turns) * muon,
+            )
             for number, sides in enumerate(one.layers)
         ]
         self.grid: RankGrid = grid(members, gradient_workers(one.share, len(members)))
@@ -102,13 +109,15 @@ class _Dealt:
 
     def bases(self) -> Pairs:
         """Return the bytes from owners to the members of their columns."""
-        them = {
-            rank: sum(self._side(i, j) * (self._side(i, j) + 1) for i, j in self.owned(rank)) for rank in self.members
-        }
+        them = {rank: sum(self._basis_bytes(i, j) for i, j in self.owned(rank)) for rank in self.members}
         found: dict[tuple[int, int], float] = {}
         for column in self.grid.columns:
-            found |= self._among(column, lambda here, _: _NUMBER_BYTES * them[here])
+            found |= self._among(column, lambda here, _: them[here])
         return found
+
+    def _basis_bytes(self, item: int, square: int) -> float:
+        one, side = self.items[item], self._side(item, square)
+        return 2.0 * math.prod(one.sides) if one.ns_steps else float(_NUMBER_BYTES * side * (side + 1))  # bfloat16
 
     def results(self) -> Pairs:
         """Return the bytes of turned gradients to the other members of each row."""

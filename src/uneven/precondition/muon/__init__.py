@@ -1,0 +1,1 @@
+"""Muon: momentum whose matrices are orthogonalised by their owners."""
