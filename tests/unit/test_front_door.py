@@ -31,7 +31,7 @@ def test_import_alone_loads_no_torch() -> None:
 
 
 def test_only_what_trains_loads_torch() -> None:
-    trains = {"Session", "KFAC", "SOAP", "SiteEvaluation", "ThreadLines", "notebook_launch"}
+    trains = {"Session", "KFAC", "Muon", "SOAP", "SiteEvaluation", "ThreadLines", "notebook_launch"}
     names = ", ".join(f"uneven.{name}" for name in uneven.__all__ if name not in trains)
     assert "torch" not in modules_after(f"import uneven; {names}")
 

@@ -43,7 +43,7 @@ class ItemWork(ABC):
     weights: tuple[nn.Parameter, ...]  # a weight and, possibly, a bias, whose gradients it preconditions
 
     @abstractmethod
-    def alike(self, square: int) -> Hashable:
+    def batch_key(self, square: int) -> Hashable:
         """Return a key; squares with equal keys are decomposed in one call."""
 
     @classmethod

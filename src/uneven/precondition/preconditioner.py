@@ -312,7 +312,7 @@ class Preconditioner(Callback):
             return found[0][0].decompose(found, torch.stack([kept[unit] for unit in those]), identity)
 
         sizes = [self._basis_sizes[unit] for unit in units]
-        places = batches([work.alike(square) for work, square in squares.values()], sizes, _BATCH_NUMBERS)
+        places = batches([work.batch_key(square) for work, square in squares.values()], sizes, _BATCH_NUMBERS)
         # Waiting for an accelerator, so that its time is measured, is only worth it before owners are chosen.
         timed = self._on_host or (self.clock + 1) % self.owner_period == 0
         return Refresh(

@@ -80,12 +80,12 @@ class Layer(ItemWork):
         self.sums[1].add(flat, seen, scale / (samples * positions**3) if compat else scale * samples * positions)
 
     def factors(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Return A or G of layers that are alike, shape (layers, n, n), from their statistics (layers, kept)."""
+        """Return A or G of layers with equal keys, shape (layers, n, n), from their statistics (layers, kept)."""
         found = self.sums[square].squares(kept)
         found.diagonal(dim1=1, dim2=2).add_(identity)
         return found
 
-    def alike(self, square: int) -> Hashable:
+    def batch_key(self, square: int) -> Hashable:
         return type(self.sums[square]), self.sums[square].numbers
 
     @classmethod

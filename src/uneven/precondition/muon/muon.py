@@ -74,7 +74,7 @@ class Momentum(ItemWork):
         if (gradient := self.weights[0].grad) is not None:
             kept.lerp_(gradient.reshape(-1).to(kept.dtype), 1.0 - self._how.momentum)
 
-    def alike(self, square: int) -> Hashable:
+    def batch_key(self, square: int) -> Hashable:
         return self._shape
 
     @classmethod

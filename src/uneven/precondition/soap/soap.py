@@ -60,7 +60,7 @@ class RotatedAdam(ItemWork):
         kept.mul_(self._rates.squares)
         self._sums[square].add(kept, gradient if square else gradient.t(), 1.0 - self._rates.squares)
 
-    def alike(self, square: int) -> Hashable:
+    def batch_key(self, square: int) -> Hashable:
         return self.item.sides[square], bool(self._bases)
 
     @classmethod

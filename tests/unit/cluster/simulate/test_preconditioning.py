@@ -90,7 +90,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         Ran(with_one(replace(SMALL, share=0.5), leaving))
     for what, told in (
         ({"layers": ((2,),)}, "a list of pairs"), ({"kind": "sam"}, "kind = 'sam' is none of 'kfac', 'soap', 'muon'"),
-        ({"kind": "muon"}, "give refresh_period = 1, and leave out share"),
+        ({"kind": "muon"}, "needs refresh_period = 1 and share = 1"),
         ({"factor_period": 3, "refresh_period": 4}, "a multiple of factor_period"), ({"share": 0.0}, "share = 0.0"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=told):

@@ -118,8 +118,8 @@ class Preconditioning:
             raise ConfigError(f"preconditioner: share = {self.share!r}: give a number above 0 up to 1")
         if self.kind == "muon" and (self.refresh_period, self.share) != (1, 1.0):
             raise ConfigError(
-                f"preconditioner: refresh_period = {self.refresh_period} and share = {self.share!r}: every worker gets "
-                'every matrix of "muon" in every step; give refresh_period = 1, and leave out share'
+                f'preconditioner: refresh_period = {self.refresh_period} and share = {self.share!r}: "muon" needs '
+                "refresh_period = 1 and share = 1"
             )
         check(self, "preconditioner: ")
 
