@@ -28,7 +28,9 @@ from uneven.precondition.refresh import Refresh, idle_cores
 from uneven.run.step.callback import Callback, CallbackContext, Step
 from uneven.runtime.frames import warn
 
-_BATCH_NUMBERS = 2**24  # most numbers of a batch's bases: larger ones fill a device, and need more memory
+# The most numbers of a batch's bases: larger ones leave the cache of a processor, or fill a device anyway.
+_HOST_NUMBERS = 2**18
+_DEVICE_NUMBERS = 2**24
 
 
 class Preconditioner(Callback):
@@ -43,6 +45,7 @@ class Preconditioner(Callback):
     movable = True  # whether items may change owners
     saves_bases = False  # whether a checkpoint holds bases; otherwise they are recomputed
     keeps_failed = True  # whether a basis that is not finite leaves the previous one in use
+    basis_dtype: torch.dtype | None = None  # None: that of the statistics
     owner_period = 1  # owners are chosen at a refresh in a step that is a multiple of it
 
     def __init__(self, how: Sharing) -> None:
@@ -66,28 +69,19 @@ class Preconditioner(Callback):
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
         """Return the work of each item; write ``notes`` about weights left plain."""
 
-    @abstractmethod
     def bring_up_to_date(self) -> None:
-        """Update the statistics of this worker's squares with everything seen so far; a collective."""
-
-    @abstractmethod
-    def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        """Return the initial statistics of a square, shape (kept,)."""
+        """Update the statistics of this worker's squares, if :meth:`before` has not; a collective."""
 
     @property
     def identity(self) -> float:
         """The coefficient of the identity matrix in the statistics."""
         return 0.0
 
-    @property
-    def basis_dtype(self) -> torch.dtype:
-        return self._like.dtype
-
     def before(self, step: Step, due_factors: bool) -> None:
         """Prepare a step; gradients are averaged and plain."""
 
     def scale(self) -> float:
-        """Return the factor of all results; it may use :meth:`product`."""
+        """Return the factor of all results."""
         return 1.0
 
     def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
@@ -124,8 +118,9 @@ class Preconditioner(Callback):
         self._units_of: list[list[int]] = [[] for _ in self.works]
         for unit, (i, _) in enumerate(self._units):
             self._units_of[i].append(unit)
-        self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
-        self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
+        self._squares = [(self.works[i], j) for i, j in self._units]
+        self._sizes = [work.sizes.kept[j] for work, j in self._squares]
+        self._basis_sizes = [work.sizes.basis[j] for work, j in self._squares]
         self._measured, self._all_measured, self._factors_taken = OwnWork(), OwnWork(), OwnWork()
         self._replicated = run.lines.changing
         share = self._share(run)
@@ -230,15 +225,16 @@ class Preconditioner(Callback):
         column, row = self.grid.column(rank), self.grid.row(rank)
         self._mine = [i for i in range(len(self.works)) if rank in placement.columns[i]]
         held = [unit for unit, (i, _) in enumerate(self._units) if i in set(self._mine)]
-        sizes = [self.works[i].sizes.basis[j] for i, j in (self._units[unit] for unit in held)]
-        self._base_layout = Layout.of(sizes, [self._owner_of[unit] for unit in held], column)
+        self._base_layout = Layout.of(
+            [self._basis_sizes[unit] for unit in held], [self._owner_of[unit] for unit in held], column
+        )
         self._base_flat = self._like.new_empty(self._base_layout.size, dtype=self.basis_dtype)
         self._bases = {
             unit: self._base_flat[slice(*span)] for unit, span in zip(held, self._base_layout.spans, strict=True)
         }
         for unit, view in self._bases.items():
-            i, j = self._units[unit]
-            view.copy_(before[unit] if unit in before else self.works[i].neutral(j))
+            work, j = self._squares[unit]
+            view.copy_(before[unit] if unit in before else work.neutral(j))
         workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
         # One more number per worker, for its sum of products.
         self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
@@ -247,9 +243,8 @@ class Preconditioner(Callback):
         # One more number per rank holds the total weight of its sums.
         self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
         for unit, keeper in enumerate(keepers):
-            i, j = self._units[unit]
             if keeper == rank and unit not in self._kept:
-                self._kept[unit] = self.start_kept(self.works[i], j)
+                self._kept[unit] = self._like.new_zeros(self._sizes[unit])
         self.laid_out()
 
     @property
@@ -303,7 +298,7 @@ class Preconditioner(Callback):
         return table.idle
 
     def _refresh(self, units: list[int], *, beside: bool, due: int = 0) -> Refresh:
-        squares, identity = {unit: self._square(unit) for unit in units}, self.identity
+        squares, identity = self._squares, self.identity
         # A background refresh reads the statistics while training updates them.
         kept = {unit: self._kept[unit].clone() if self.how.refresh != "now" else self._kept[unit] for unit in units}
 
@@ -311,8 +306,9 @@ class Preconditioner(Callback):
             found = [squares[unit] for unit in those]
             return found[0][0].decompose(found, torch.stack([kept[unit] for unit in those]), identity)
 
-        sizes = [self._basis_sizes[unit] for unit in units]
-        places = batches([work.batch_key(square) for work, square in squares.values()], sizes, _BATCH_NUMBERS)
+        keys = [squares[unit][0].batch_key(squares[unit][1]) for unit in units]
+        most = _HOST_NUMBERS if self._on_host else _DEVICE_NUMBERS
+        places = batches(keys, [self._basis_sizes[unit] for unit in units], most)
         # Waiting for an accelerator, so that its time is measured, is only worth it before owners are chosen.
         timed = self._on_host or (self.clock + 1) % self.owner_period == 0
         return Refresh(
@@ -320,14 +316,10 @@ class Preconditioner(Callback):
             decompose,
             due=due,
             beside=beside,
-            cost=sum(work.item.refresh(square) for work, square in squares.values()) if timed else 0.0,
+            cost=sum(squares[unit][0].item.refresh(squares[unit][1]) for unit in units) if timed else 0.0,
             clock_s=self._waited_s if timed else lambda: 0.0,
             checked=self.keeps_failed,
         )
-
-    def _square(self, unit: int) -> tuple[ItemWork, int]:
-        i, j = self._units[unit]
-        return self.works[i], j
 
     def _waited_s(self) -> float:
         """Return this worker's busy time, after all work on an accelerator has ended."""
@@ -353,7 +345,7 @@ class Preconditioner(Callback):
         for unit, basis in found.items():
             self._bases[unit].copy_(basis)
         for unit, why in failed.items():
-            name = self.works[self._units[unit][0]].item.name
+            name = self._squares[unit][0].item.name
             self.run.log(f"{self.name}/refresh_failed", 1.0)
             warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}")
         self._measured.add(refresh.cost, refresh.busy_s)
@@ -373,11 +365,6 @@ class Preconditioner(Callback):
         self._began = True
 
     # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def product(self) -> float:
-        """Return the sum over all items and workers of the products of :meth:`ItemWork.apply`."""
-        ends = [end - 1 for _, end in self._result_layout.bounds]
-        return float(sum(self._result_flat[ends].tolist()))
 
     def _precondition(self) -> None:
         began_s = self._clock_s()
@@ -429,8 +416,8 @@ class Preconditioner(Callback):
         return found
 
     def _key(self, unit: int) -> str:
-        i, j = self._units[unit]
-        return f"{self.works[i].item.name}/{j}"
+        work, j = self._squares[unit]
+        return f"{work.item.name}/{j}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return clock and statistics.
@@ -456,12 +443,8 @@ class Preconditioner(Callback):
         if "clock" not in state:
             return
         names = {self._key(unit): size for unit, size in enumerate(self._sizes)}
-        other = [key for key, size in names.items() if key not in state or state[key].numel() != size]
-        if other:
-            raise CheckpointError(
-                f"{self.name}: the state has no {other[0]!r} of {names[other[0]]} numbers: another model"
-            )
-        self.clock, self._loaded, self._began = int(state["clock"]), {key: state[key] for key in names}, False
+        self._loaded = {key: self.saved(state, key, size) for key, size in names.items()}
+        self.clock, self._began = int(state["clock"]), False
         if self._replicated:
             self._placed_among = ()
             self._take_loaded()
@@ -470,11 +453,15 @@ class Preconditioner(Callback):
 
     def _take_bases(self, state: dict[str, Any]) -> None:
         for unit, view in self._bases.items():
-            key = f"basis {self._key(unit)}"
-            if key not in state or state[key].numel() != view.numel():
-                raise CheckpointError(f"{self.name}: the state has no {key!r} of {view.numel()} numbers: another model")
-            view.copy_(state[key])
+            view.copy_(self.saved(state, f"basis {self._key(unit)}", view.numel()))
         self.renew_all()
+
+    def saved(self, state: dict[str, Any], key: str, size: int) -> Tensor:
+        """Return a tensor of ``size`` numbers from a state; raise :class:`CheckpointError` without it."""
+        if key not in state or state[key].numel() != size:
+            raise CheckpointError(f"{self.name}: the state has no {key!r} of {size} numbers: another model")
+        found: Tensor = state[key]
+        return found
 
     def _take_loaded(self) -> None:
         if self._loaded is not None:

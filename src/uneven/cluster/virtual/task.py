@@ -46,12 +46,7 @@ class LearningTask(ABC):
         """Return the gradient (size,) of the mean loss at ``parameters`` (size,) over samples, numbers (n,) int64."""
 
     def direction(self, velocity: Tensor | None, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the direction d of a step, x −= learning_rate · d, and the velocity to keep; (size,) each.
-
-        Args:
-            velocity: of the step before; None before the first step, or without momentum.
-            gradient: shape (size,).
-        """
+        """Return the direction d of a step, x −= learning_rate · d, and the next ``velocity``; (size,) each."""
         if not self.momentum:
             return gradient, None
         found = gradient if velocity is None else self.momentum * velocity + gradient

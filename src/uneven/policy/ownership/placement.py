@@ -40,7 +40,7 @@ class Item(NamedTuple):
         return self.ns_steps * (4.0 * short**2 * long + 2.0 * short**3)  # X Xᵀ, its square, and both times X
 
     def weighed(self, square: int, rule: str, period: float) -> float:
-        """Return what a refresh of one matrix counts by a rule of :func:`place`."""
+        """Return the weight of a matrix under a rule of :func:`place`."""
         if rule == "memory":
             return float(math.prod(self.sides)) if self.ns_steps else float(self.sides[square]) ** 2
         return self.refresh(square) / (period if rule == "speed" else 1.0)

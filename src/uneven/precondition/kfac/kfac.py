@@ -210,10 +210,6 @@ class KFAC(Preconditioner):
         views = [self._passed[slice(*span)] for span in self._kept_layout.spans]
         self._views = {one.name: (views[2 * i], views[2 * i + 1]) for i, one in enumerate(self.layers)}
 
-    def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        """Return zeros, shape (kept,): ``identity`` is the coefficient of the initial identity matrix."""
-        return self._like.new_zeros(work.sizes.kept[square])
-
     @property
     def identity(self) -> float:
         """The remaining coefficient of the average's initial identity matrix."""
@@ -298,8 +294,11 @@ class KFAC(Preconditioner):
     def scale(self) -> float:
         """Return ``ν = min(1, √(κ / |s|))``, with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
         self.nu = 1.0
-        if self._kl_clip is not None and (product := self.product()) and math.isfinite(product):
-            self.nu = min(1.0, math.sqrt(value(self._kl_clip, self.clock) / abs(product)))
+        if self._kl_clip is not None:
+            ends = [end - 1 for _, end in self._result_layout.bounds]  # the sum of each worker's products
+            product = sum(self._result_flat[ends].tolist())
+            if product and math.isfinite(product):
+                self.nu = min(1.0, math.sqrt(value(self._kl_clip, self.clock) / abs(product)))
         return self.nu
 
     def renewed(self) -> None:

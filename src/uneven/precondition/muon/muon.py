@@ -18,8 +18,6 @@ from uneven.precondition.pure.sharing import Sharing, one_of
 from uneven.precondition.refusals import check_gradients, check_optimizer
 from uneven.run.step.callback import Step
 
-Coefficients = tuple[float, float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Orthogonalisation:
@@ -27,7 +25,7 @@ class Orthogonalisation:
 
     momentum: float
     nesterov: bool
-    ns_coefficients: Coefficients
+    ns_coefficients: tuple[float, float, float]
     eps: float
     ns_steps: int
     adjust_lr_fn: str | None
@@ -71,8 +69,8 @@ class Momentum(ItemWork):
 
     def add(self, kept: Tensor) -> None:
         """Update the momentum ``kept`` (kept,): M ← μ M + (1 − μ) ∇."""
-        if (gradient := self.weights[0].grad) is not None:
-            kept.lerp_(gradient.reshape(-1).to(kept.dtype), 1.0 - self._how.momentum)
+        if (gradient := self._gradient(kept)) is not None:
+            kept.lerp_(gradient, 1.0 - self._how.momentum)
 
     def batch_key(self, square: int) -> Hashable:
         return self._shape
@@ -81,13 +79,14 @@ class Momentum(ItemWork):
     def decompose(cls, squares: Sequence[tuple[Self, int]], kept: Tensor, identity: float) -> Tensor:
         """Return the orthogonalised momentum of each weight, shape (squares, basis)."""
         first = squares[0][0]
-        how = first._how
-        if how.nesterov:
-            gradients = [one.weights[0].grad for one, _ in squares]
-            for momentum, gradient in zip(kept, gradients, strict=True):
-                if gradient is not None:
-                    momentum.copy_(gradient.reshape(-1).to(kept.dtype).lerp(momentum, how.momentum))
-        return orthogonalised(kept.view(-1, *first._shape), how).flatten(1)
+        for (one, _), momentum in zip(squares, kept, strict=True):
+            if first._how.nesterov and (gradient := one._gradient(kept)) is not None:
+                momentum.copy_(gradient.lerp(momentum, first._how.momentum))
+        return orthogonalised(kept.view(-1, *first._shape), first._how).flatten(1)
+
+    def _gradient(self, like: Tensor) -> Tensor | None:
+        gradient = self.weights[0].grad
+        return None if gradient is None else gradient.reshape(-1).to(like.dtype)
 
     def neutral(self, square: int) -> Tensor:
         return torch.zeros(self.sizes.basis[square])
@@ -99,7 +98,6 @@ class Momentum(ItemWork):
         """Do nothing: all workers have the direction."""
 
     def write(self, result: Tensor, scale: float) -> None:
-        """Set the gradient to the direction."""
         if (gradient := self.weights[0].grad) is not None:
             gradient.copy_(self._direction.view_as(gradient)).mul_(self._ratio)
 
@@ -128,10 +126,9 @@ class Muon(Preconditioner):
         ns_coefficients: of the Newton-Schulz polynomial.
         eps: least norm by which a momentum is divided.
         ns_steps: Newton-Schulz steps.
-        adjust_lr_fn: factor of the learning rate of a matrix: "original" or None for √max(1, rows / columns),
-            "match_rms_adamw" for 0.2 √max(rows, columns).
-        ns_dtype: of the Newton-Schulz steps and of the messages. With float32, unequal shares differ less from one
-            process, and CPUs without bfloat16 are faster.
+        adjust_lr_fn: factor of the learning rate: "original" or None for √max(1, rows / columns), "match_rms_adamw" for
+            0.2 √max(rows, columns).
+        ns_dtype: of the Newton-Schulz steps and of the messages. float32 is faster on CPUs without bfloat16.
         assignment_strategy: owners by "speed", "compute", "memory", or "round-robin".
 
     Raises:
@@ -147,7 +144,7 @@ class Muon(Preconditioner):
         *,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: Coefficients = (3.4445, -4.7750, 2.0315),
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
@@ -163,10 +160,7 @@ class Muon(Preconditioner):
                 "from 1 to 99"
             )
         self._how = Orthogonalisation(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, ns_dtype)
-
-    @property
-    def basis_dtype(self) -> torch.dtype:
-        return self._how.ns_dtype
+        self.basis_dtype = ns_dtype
 
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
         """Return the works of the optimizer's weights; raise :class:`ConfigError` for one without two axes."""
@@ -183,15 +177,9 @@ class Muon(Preconditioner):
             self.moving.append(Momentum(name, weight, self._how))
         return list(self.moving)
 
-    def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        return self._like.new_zeros(work.sizes.kept[square])
-
     def before(self, step: Step, due_factors: bool) -> None:
         """Update the momentum of the weights that this worker owns."""
         check_gradients(self.name, ((one.item.name, one.weights[0]) for one in self.moving))
         self._take_loaded()
         for unit, kept in self._kept.items():
             self.moving[unit].add(kept)
-
-    def bring_up_to_date(self) -> None:
-        """Do nothing: :meth:`before` has updated the momentum."""

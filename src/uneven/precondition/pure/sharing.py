@@ -18,22 +18,9 @@ _FRACTIONS = {"comm-opt": 1.0, "hybrid-opt": 0.5, "mem-opt": 1e-9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The schedule of a preconditioner, and the owners of its work. Names and enumerations are kfac-pytorch's.
+    """The schedule of a preconditioner, and the owners of its work; see :class:`uneven.KFAC`.
 
-    Args:
-        factor_update_steps: steps between factor updates; a number, or a callable of the step.
-        inv_update_steps: steps between refreshes of the bases; a multiple of ``factor_update_steps``.
-        grad_worker_fraction: f, the share of the workers that hold an item's basis and precondition it: 1 (COMM_OPT)
-            sends least in a plain step, 1 / P (MEM_OPT) computes least; "auto" measures both at the start.
-        assignment_strategy: "speed", "compute", "memory" or "round-robin"; see
-            :func:`uneven.policy.ownership.placement.place`.
-        colocate_factors: whether one worker refreshes all squares of an item.
-        refresh: "now", "shadow" (in the background, used half a period later), or "auto": in the background while every
-            worker's machine has half a core idle.
-        factor_dtype: of factors and bases; None for float32, or float64 if the whole model has it.
-
-    Raises:
-        ConfigError: a value is out of range.
+    Names and enumerations are kfac-pytorch's. Raises ConfigError if a value is out of range.
     """
 
     factor_update_steps: Value = 1

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import ConfigError
 from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_work import ItemWork, Sizes
 from uneven.precondition.kfac.sums import RowSums
@@ -197,15 +197,12 @@ class SOAP(Preconditioner):
                 self._straight.append(PlainAdam(name, weight, self._rates))
             else:
                 self.turned.append(RotatedAdam(name, weight, self._rates, self._like.dtype))
+        self._averaged: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
         return list(self.turned)
-
-    def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        return self._like.new_zeros(work.sizes.kept[square])
 
     def before(self, step: Step, due_factors: bool) -> None:
         """Update the squares that this worker owns, and weights with one axis."""
-        each: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
-        check_gradients(self.name, ((one.name, one.weights[0]) for one in each))
+        check_gradients(self.name, ((one.name, one.weights[0]) for one in self._averaged))
         self._rates.taken += 1
         self._take_loaded()
         if due_factors:
@@ -214,9 +211,6 @@ class SOAP(Preconditioner):
                 self.turned[i].add(j, kept)
         for one in self._straight:
             one.apply()
-
-    def bring_up_to_date(self) -> None:
-        """Do nothing: :meth:`before` has updated the squares."""
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,14 +246,9 @@ class SOAP(Preconditioner):
         if "clock" not in state:
             return
         self._rates.taken = int(state["taken"])
-        averaged: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
-        for one in averaged:
+        for one in self._averaged:
             for what in ("momentum", "square"):
-                key, mine = f"{what} {one.name}", getattr(one, what)
-                if key not in state or state[key].numel() != mine.numel():
-                    raise CheckpointError(
-                        f"{self.name}: the state has no {key!r} of {mine.numel()} numbers: another model"
-                    )
-                mine.copy_(state[key].view_as(mine))
+                mine = getattr(one, what)
+                mine.copy_(self.saved(state, f"{what} {one.name}", mine.numel()).view_as(mine))
         if not self._replicated:
             self._take_bases(state)

@@ -64,14 +64,10 @@ class _Dealt:
     def __init__(self, one: Preconditioning, members: tuple[int, ...]) -> None:
         self.members = members
         self._one = one
-        muon = one.kind == "muon"
+        step = 0.0 if one.kind == "muon" else one.turns
+        ns_steps = round(one.turns) if one.kind == "muon" else 0
         self.items = [
-            Item(
-                f"layer {number:05}",
-                sides,
-                0.0 if muon else one.turns * sides[0] * sides[1] * sum(sides),
-                round(one.turns) * muon,
-            )
+            Item(f"layer {number:05}", sides, step * sides[0] * sides[1] * sum(sides), ns_steps)
             for number, sides in enumerate(one.layers)
         ]
         self.grid: RankGrid = grid(members, gradient_workers(one.share, len(members)))
