@@ -20,6 +20,8 @@ from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.run.lines import staging
+from uneven.run.start.connect import Connection
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.inside import inside
 
@@ -146,6 +148,16 @@ def test_equals_one_process_on_the_union_batch(me: RankContext, case: str) -> No
     model, splits = together(CASES[case], epochs=3, unused=case == "unused")
     assert len(splits) > 5, "the split did not move"
     assert_same(model, alone(CASES[case], epochs=3))
+
+
+@ranks(4)
+def test_workers_that_copy_next_to_others_that_need_no_copies(me: RankContext) -> None:
+    """As a GPU next to a CPU: both put the same numbers into the same exchanges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "forced", me.rank % 2 == 0)
+        patch.setattr(Connection, "found", lambda connection, kinds: setattr(connection, "staged", True))
+        model, _ = together(CASES["unused"], epochs=3, unused=True)
+    assert_same(model, alone(CASES["unused"], epochs=3))
 
 
 @ranks(4)

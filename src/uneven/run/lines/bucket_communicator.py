@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
-from uneven.run.lines.communicator import Communicator, RoundPlace, RoundTensor, SummedInPlace, Weight, unscaled
+from uneven.run.lines.communicator import RoundPlace, RoundTensor, SummedInPlace, Weight, unscaled
 from uneven.run.lines.control_words import BehindBucket, ControlWords
 from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.in_step import out_of_step
@@ -24,8 +24,8 @@ from uneven.run.lines.traffic import bytes_of_sum
 _KEPT = 16
 
 
-class GradientCommunicator(Communicator, Protocol):
-    """A communicator of gradients, which are many tensors in a round.
+class GradientCommunicator(Protocol):
+    """A :class:`.communicator.Communicator` of gradients, which are many tensors in a round.
 
     Attributes:
         in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
@@ -36,6 +36,8 @@ class GradientCommunicator(Communicator, Protocol):
     in_place: bool
     whole: bool
 
+    def begin(self, place: RoundPlace) -> None: ...
+    def land(self, *, words: bool = False) -> Members: ...
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
         """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
         Returns the words of each round; None if a worker had to wait for its device to read them."""
@@ -50,7 +52,6 @@ class GradientCommunicator(Communicator, Protocol):
 class BucketCommunicator:
     """Implements :class:`GradientCommunicator` on the process group of the workers that average."""
 
-    lonely = False
     in_place = True
     whole = False
 
@@ -133,6 +134,3 @@ class BucketCommunicator:
             return False
         self._nonfinite.zero_()
         return True
-
-    def close(self) -> None:
-        """Do nothing: the group belongs to the connection."""

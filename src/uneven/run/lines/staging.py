@@ -136,7 +136,6 @@ class HostRounds:
     in_place = whole = True
 
     def __init__(self, rounds: GradientCommunicator) -> None:
-        self.lonely = rounds.lonely
         self._rounds = rounds
         self._buckets: list[_Bucket] = []  # of this round, then those of the last one that have no successor yet
         self._added = self._begun = 0  # in this round
@@ -178,9 +177,6 @@ class HostRounds:
 
     def nonfinite(self) -> bool:
         return self._rounds.nonfinite()
-
-    def close(self) -> None:
-        self._rounds.close()
 
 
 @dataclass(slots=True)

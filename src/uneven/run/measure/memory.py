@@ -1,19 +1,15 @@
-"""The memory that this process may fill: of a GPU, of a control group, or of the machine."""
+"""The memory that this process may fill: of a CUDA device, of a control group, or of the machine."""
 
 from __future__ import annotations
 
 import math
 import resource
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-_KNOWN = ("cuda", "xpu")  # the devices whose memory torch counts
-_of: Any = torch.get_device_module
 
 _UNLIMITED = 1 << 60  # control groups of version 1 have a number near 2⁶³ if there is no limit
 
@@ -21,12 +17,12 @@ _UNLIMITED = 1 << 60  # control groups of version 1 have a number near 2⁶³ if
 def limit_bytes(device: torch.device) -> int | None:
     """Return the total memory that this process may use on the device; None if unknown.
 
-    On a GPU: the memory it holds now and the free memory. On the host: the tightest limit of its control groups without
+    On CUDA: the memory it holds now and the free memory. On the host: the tightest limit of its control groups without
     the use of others, and at most the memory it holds now and the machine's available memory.
     """
-    if device.type in _KNOWN:
-        free, _ = _of(device).mem_get_info(device)
-        return int(free + _of(device).memory_reserved(device))
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device)
     if device.type != "cpu":
         return None
     used = psutil.Process().memory_info().rss
@@ -38,34 +34,34 @@ def limit_bytes(device: torch.device) -> int | None:
 def use(device: torch.device) -> float:
     """Return the fraction in use, 0 … 1, of the memory that a larger batch would fill; NaN if unknown.
 
-    On a GPU: the memory of others and this process's peak. On the host: of the machine or the fullest control group,
+    On CUDA: the memory of others and this process's peak. On the host: of the machine or the fullest control group,
     whichever is fuller.
     """
-    if device.type in _KNOWN:
-        free, total = _of(device).mem_get_info(device)
-        others = total - free - _of(device).memory_reserved(device)
-        return float(max(0, others) + _of(device).max_memory_allocated(device)) / total
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
+        return float(max(0, others) + torch.cuda.max_memory_allocated(device)) / total
     if device.type != "cpu":
         return math.nan
     return max(psutil.virtual_memory().percent / 100, group_use())
 
 
 def used_bytes(device: torch.device) -> int:
-    if device.type in _KNOWN:
-        return int(_of(device).memory_allocated(device))
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
 def forget_peak(device: torch.device) -> None:
     """Reset :func:`peak_bytes`, if the device can."""
-    if device.type in _KNOWN:
-        _of(device).reset_peak_memory_stats(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most memory in use: since :func:`forget_peak` on a GPU, since the start of the process on the host."""
-    if device.type in _KNOWN:
-        return int(_of(device).max_memory_allocated(device))
+    """Return the most memory in use: since :func:`forget_peak` on CUDA, since the start of the process on the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

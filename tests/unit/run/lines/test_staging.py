@@ -39,7 +39,7 @@ class Copied:
 class Doubled:
     """Rounds among two workers that have the same tensors."""
 
-    lonely = whole = False
+    whole = False
 
     def __init__(self, in_place: bool = True) -> None:
         self.in_place = in_place
@@ -62,9 +62,6 @@ class Doubled:
 
     def nonfinite(self) -> bool:
         return False
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
