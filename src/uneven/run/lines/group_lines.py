@@ -13,12 +13,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 
 from uneven.errors import ConfigError
-from uneven.policy.core.back_end import takes
 from uneven.policy.core.membership import Members
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
 from uneven.run.lines.rollcall import RollCall
-from uneven.run.lines.staging import HostCarrier, HostCopy, fetched, is_taken, may_stage, on_host
+from uneven.run.lines.staging import HostCarrier, copy_for, may_stage, on_host
 from uneven.run.lines.traffic import Traffic, TrafficBook
 from uneven.run.lines.transport import Rows
 
@@ -140,14 +139,15 @@ class ReducerGroup(dist.ProcessGroup):
 def host_carries(device: torch.device, group: Any) -> bool:
     """Return whether this process waits for a group's exchanges of tensors on ``device``, as gloo carries them.
     With other backends the device waits by itself, in a separate stream."""
-    return device.type == "cpu" or not takes(dist.get_backend_config(group), device.type)
+    return f"{device.type}:gloo" in str(dist.get_backend_config(group)).split(",")
 
 
 def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
     """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-    with on_host(shard, group) as into:
-        scatter(into, fetched(whole, group).host, group=group)
+    into = copy_for(group, shard, sent=False)
+    scatter(into.host, copy_for(group, whole).host, group=group)
+    into.put(into.host)
 
 
 class GatherWork(dist.Work):
@@ -161,10 +161,9 @@ class GatherWork(dist.Work):
     ) -> None:
         super().__init__()
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
-        self._into = HostCopy(whole, taken=is_taken(whole, dist.get_backend_config(group)))
-        self._given = fetched(shard, group)  # until the end
+        self._into = copy_for(group, whole, sent=False)
         self._waiting = waiting
-        self._work = gather(self._into.host, self._given.host, group=group, async_op=True)
+        self._work = gather(self._into.host, copy_for(group, shard).host, group=group, async_op=True)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         with self._waiting():

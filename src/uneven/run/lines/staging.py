@@ -90,18 +90,19 @@ class HostCopy:
             self.own.copy_(values, non_blocking=self.own.device.type in _PINNED)
 
 
-def fetched(tensor: Tensor, group: Any = None) -> HostCopy:
-    """Return the tensor, of any shape, with a complete copy if the group does not take it."""
+def copy_for(group: Any, tensor: Tensor, *, sent: bool = True) -> HostCopy:
+    """Return the copy of a tensor of any shape for a process group; unless it is ``sent``, the copy has no values."""
     copy = HostCopy(tensor, taken=is_taken(tensor, dist.get_backend_config(group)))
-    copy.fetch()
-    copy.wait()
+    if sent:
+        copy.fetch()
+        copy.wait()
     return copy
 
 
 @contextmanager
 def on_host(tensor: Tensor, group: Any = None) -> Iterator[Tensor]:
     """Yield the tensor, of any shape, or a copy that replaces it at the end if the group does not take it."""
-    copy = fetched(tensor, group)
+    copy = copy_for(group, tensor)
     yield copy.host
     copy.put(copy.host)
 
