@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from uneven.run.gradients import sharded_gradients
 from uneven.run.measure.meter import Meter
 from uneven.run.model.check import check_sharded
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.staging import staging_forced
 
 DATA = tensors(torch.float64)
 
@@ -74,10 +76,12 @@ def train_on(
             optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("copied", [False, True])
 @ranks(3)
-def test_fsdp2(me: RankContext) -> None:
+def test_fsdp2(me: RankContext, copied: bool) -> None:
     model = sharded(net(), 3)
-    session = train(model)
+    with staging_forced() if copied else nullcontext():
+        session = train(model)
     equal(model, reference(2, net(), torch.float64))
     session.close()
 
