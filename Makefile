@@ -8,6 +8,7 @@
 #   make docs       the site, into build/docs; a warning is an error
 #   make notebooks  the tutorials, each executed as a notebook, into build/notebooks
 #   make bench      the LB-BSP benchmark, short form
+#   make gpu        what needs a GPU, tests and bench, within nine minutes; one results file, build/gpu.json
 #   make dist       what a release uploads, into dist/: the source, and wheels with and without compiled loops
 #   make dist-check the same, each one installed and tried in a fresh environment
 #   make clean      remove .venv and everything that was built (run directories stay)
@@ -37,7 +38,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test test-rest test-all check types docs notebooks bench dist dist-check clean
+.PHONY: .venv demo test test-rest test-all check types docs notebooks bench gpu dist dist-check clean
 
 .venv: .venv/.stamp-installed
 
@@ -115,6 +116,10 @@ notebooks: .venv/.stamp-notebooks
 
 bench: .venv/.stamp-installed
 	$(BIN)/uneven bench lb-bsp --quick $(ARGS)
+
+# Without an install: PYTHONPATH=src:benchmarks/src python -m uneven_bench.gpu.record
+gpu: .venv/.stamp-test
+	$(BIN)/python -m uneven_bench.gpu.record $(ARGS)
 
 .venv/.stamp-release: .venv/.stamp-made pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(GROUPS)' release > .venv/release.txt

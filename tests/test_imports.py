@@ -6,16 +6,24 @@ import re
 
 from test_architecture import KNOWN, Module, imports, modules, target
 
+WINDOWS_LACKS = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+"""Modules that only uneven.runtime.system imports while it loads, on other systems."""
 
-def needed_at_import(module: Module, known: frozenset[str]) -> set[str]:
-    """The files that must be loaded before this one: its imports outside functions, with their packages."""
+
+def named_at_import(module: Module) -> set[str]:
+    """What the file imports outside functions."""
     later = {
         line
         for node in module.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    found = {target(name, known) for line, name in imports(module) if line not in later} & known
+    return {name for line, name in imports(module) if line not in later}
+
+
+def needed_at_import(module: Module, known: frozenset[str]) -> set[str]:
+    """The files that must be loaded before this one: its imports outside functions, with their packages."""
+    found = {target(name, known) for name in named_at_import(module)} & known
     found |= {name[: place.start()] for name in found for place in re.finditer(r"\.", name)} & known
     # Its own packages are loading already.
     return {name for name in found if not f"{module.name}.".startswith(f"{name}.")}
@@ -33,3 +41,9 @@ def test_two_files_that_need_each_other_while_they_load_are_seen() -> None:
     assert needed_at_import(first, known) == {"uneven.b", "uneven.b.c"}
     assert needed_at_import(second, known) == {"uneven.a"}
     assert needed_at_import(Module("uneven.b.c", "from uneven.b import z"), known) == set()
+
+
+def test_every_file_loads_on_windows() -> None:
+    ours = [one for one in modules() if one.name.partition(".")[0] == "uneven"]
+    needs = {one.name: {name.partition(".")[0] for name in named_at_import(one)} & WINDOWS_LACKS for one in ours}
+    assert {name: lacks for name, lacks in needs.items() if lacks} == {"uneven.runtime.system": {"fcntl", "resource"}}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from uneven.cli import main
 from uneven_bench import commands
 from uneven_bench.balancers import bench as balancers
 
@@ -42,3 +43,9 @@ def test_the_first_line_says_how_long_that_form_takes(
     assert printed.err.splitlines()[0] == f"uneven: bench made takes about {said}"
     assert json.loads(printed.out.splitlines()[-1]) == {"case": None, **given}
     assert (made.__doc__ or "").endswith("Takes an hour, with --case NAME a minute, with --quick a second.")
+
+
+def test_an_unknown_bench_is_one_line_without_a_line_of_the_benches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "lb-bps"])
+    assert capsys.readouterr().err.startswith("error: unknown bench 'lb-bps'")

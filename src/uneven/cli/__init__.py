@@ -98,8 +98,13 @@ def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
 def _load(command: CliCommand) -> Callable[..., Any] | typer.Typer:
     if command.where is None:
         raise ConfigError(f"uneven {command.name} is not installed: {install_hint('./benchmarks')}")
-    module, _, name = command.where.partition(":")
-    what: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), name)
+    place, _, name = command.where.partition(":")
+    module = importlib.import_module(place)
+    if command.package is not None:
+        from uneven.runtime import frames
+
+        frames.not_the_users(module)
+    what: Callable[..., Any] | typer.Typer = getattr(module, name)
     return what
 
 

@@ -26,6 +26,7 @@ from uneven.cluster.emulate.pure.requirements import Able
 from uneven.errors import ConfigError, install_hint
 from uneven.journal.report.console import Console
 from uneven.runtime.installed import VERSION
+from uneven.runtime.system import LINUX
 
 
 class Level(Enum):
@@ -95,7 +96,7 @@ def doctor(
 
 
 def _clean() -> None:
-    if os.geteuid() != 0:
+    if not LINUX or os.geteuid() != 0:
         raise ConfigError(
             "doctor --clean: only emulations as root leave something, and only root can remove it: use sudo"
         )
@@ -140,7 +141,7 @@ def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
             values |= json.loads(line)
     error = ""
     if trial.returncode:
-        late = trial.returncode == -signal.SIGALRM
+        late = hasattr(signal, "SIGALRM") and trial.returncode == -signal.SIGALRM
         error = f"no answer within {limit_s} s" if late else f"the trial ended with exit code {trial.returncode}"
         if last := [line.strip() for line in trial.stderr.splitlines() if line.strip()][-1:]:
             error += f": {last[0]}"

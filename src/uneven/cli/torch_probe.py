@@ -15,6 +15,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from uneven.runtime.tcp_store import tcp_store
+
 HOST = "127.0.0.1"
 WAIT = timedelta(seconds=30)
 
@@ -30,19 +32,18 @@ def main(limit_s: str, second: bool) -> None:
         atexit.register(other.kill)
     import torch
     from torch import distributed
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if second:
         port = sys.stdin.readline()
         if not port:
             return  # the first process has failed, and reports it
-        store = TCPStore(HOST, int(port), timeout=WAIT)
+        store = tcp_store(HOST, int(port), timeout=WAIT)
     else:
         cuda, rocm = torch.version.cuda, torch.version.hip
         build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
         nccl, devices = distributed.is_nccl_available(), torch.cuda.device_count()
         _report(version=torch.__version__, build=build, devices=devices, nccl=nccl)
-        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=WAIT)
+        store = tcp_store(HOST, 0, is_master=True, wait_for_workers=False, timeout=WAIT)
         print(store.port, file=other.stdin, flush=True)
     distributed.init_process_group("gloo", store=store, rank=int(second), world_size=2, timeout=WAIT)
     number = torch.tensor([1.0 + second])
@@ -57,5 +58,6 @@ def _report(**facts: Any) -> None:
 
 
 if __name__ == "__main__":
-    signal.alarm(int(sys.argv[1]))  # ends the process even if torch hangs
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.alarm(int(sys.argv[1]))  # ends the process even if torch hangs
     main(sys.argv[1], sys.argv[2:] == ["second"])

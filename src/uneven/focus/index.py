@@ -11,7 +11,6 @@ An ingest's state is committed together with its results, so it continues exactl
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -30,6 +29,7 @@ from uneven.errors import CheckpointError, ConfigError, DataError
 from uneven.focus.pure.verdict_propagation import NO_PRECEDENTS, Precedents
 from uneven.focus.truth import Crops
 from uneven.runtime.npy import load_arrays
+from uneven.runtime.system import lock
 
 OTHER = -1  # class of the output for all classes without their own output
 PLACES = 8  # most likely outputs stored for each centroid; retuning may choose any K up to this
@@ -373,7 +373,7 @@ class FileHold:
 
     def _locked(self) -> bool:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except BlockingIOError:
             return False
         return True

@@ -39,7 +39,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = 0
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: int | None = os.open(path, flags, 0o644)

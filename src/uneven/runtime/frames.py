@@ -7,13 +7,20 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 
 from uneven.errors import UnevenError, UnevenWarning
 from uneven.runtime.installed import FOLDER
 
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OTHERS = ("<frozen ", *(os.path.join(folder, "") for folder in {str(FOLDER), *_INSTALLED}))
+_OTHERS = ["<frozen ", *(os.path.join(folder, "") for folder in {str(FOLDER), *_INSTALLED})]
+
+
+def not_the_users(module: ModuleType) -> None:
+    """Count the folder of ``module``, a command that another package adds, as not the user's code."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(str(module.__file__))), "")
+    if folder not in _OTHERS:
+        _OTHERS.append(folder)
 
 
 def shorten(error: BaseException) -> None:
@@ -56,4 +63,4 @@ def _own_lines(error: BaseException) -> list[TracebackType]:
 
 def _foreign(code: CodeType) -> bool:
     written = code.co_filename == "<string>" and code.co_name == "__init__"  # by dataclasses
-    return written or code.co_filename.startswith(_OTHERS)
+    return written or code.co_filename.startswith(tuple(_OTHERS))

@@ -8,7 +8,9 @@ import socket
 import stat
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from uneven.runtime.system import WINDOWS
 
 
 class Store(Protocol):
@@ -21,14 +23,19 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
+def tcp_store(host: str, port: int, **how: Any) -> Any:
+    """Return torch's ``TCPStore``; on Windows without libuv, which torch lacks there. ``how``: its other arguments."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs declare it private
+
+    return TCPStore(host, port, use_libuv=not WINDOWS, **how)
+
+
 def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
     """Return a connection to a store in another process. Raises RuntimeError if that takes longer than ``timeout_s``.
 
     It fails after ``gone_s`` without an answer of the store's machine; 0 leaves that to the kernel (minutes).
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs declare it private
-
-    store: Store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    store: Store = tcp_store(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     if gone_s > 0.0:
         fail_after(port, gone_s)
     return store

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from uneven.runtime.system import WINDOWS, lock
 
 _HELD = "held"
 """A file that the owner locks. The kernel releases the lock when the owner and all its children have ended."""
@@ -27,6 +28,10 @@ class TemporaryFolder:
     def __init__(self, prefix: str, place: Path | None = None) -> None:
         place = Path(place or tempfile.gettempdir()).absolute()
         remove_left(prefix, place)
+        if WINDOWS:  # it cannot rename a folder with an open file, so the folder stays if its owner is killed
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            self._held = -1
+            return
         # The final name comes after the lock, so that another process does not remove it.
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))
         try:
@@ -35,12 +40,13 @@ class TemporaryFolder:
             made.rmdir()
             raise
         with suppress(OSError):  # a disk without locks: the folder stays if its owner is killed
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._held)
         self.path = made.rename(place / made.name.removeprefix("."))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._held)
+        if self._held >= 0:
+            os.close(self._held)
 
 
 def remove_left(prefix: str, place: Path | None = None) -> None:
@@ -51,5 +57,5 @@ def remove_left(prefix: str, place: Path | None = None) -> None:
 def _remove_if_left(folder: Path) -> None:
     # An exclusive lock succeeds only if the owner has ended. Other users' folders raise OSError.
     with suppress(OSError), (folder / _HELD).open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held)
         shutil.rmtree(folder, ignore_errors=True)

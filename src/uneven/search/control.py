@@ -5,7 +5,6 @@ This works from any machine that sees the directory, without a port.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
 from uneven.runtime.jobs.begun import write_json
+from uneven.runtime.system import lock
 
 FOLDER = "control"
 _ASK_EVERY_S = 0.05
@@ -94,7 +94,7 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
 def running(directory: Path) -> bool:
     try:
         with (directory / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file, shared=True)
     except BlockingIOError:
         return True
     except OSError:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from uneven.errors import LaunchError
+from uneven.runtime.system import not_on_windows
 
 
 class ForkServer:
@@ -21,6 +22,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._unread = b""
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
         self._forked: set[int] = set()
@@ -83,11 +85,13 @@ class ForkServer:
         self._line.close()
         self._process.wait()
         self._process = self._line = None
+        self._unread = b""
         self._ended.clear()
         self._forked.clear()
 
     def _open(self) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        not_on_windows("tests on several ranks")
+        self._line, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "uneven.testing.fork_server", str(theirs.fileno())],
@@ -102,9 +106,11 @@ class ForkServer:
 
     def _hear(self) -> bool:
         assert self._line is not None
-        message = self._line.recv(256)
-        if not message:
-            return False
+        while b"\n" not in self._unread:  # macOS has no sockets that keep messages apart
+            if not (more := self._line.recv(256)):
+                return False
+            self._unread += more
+        message, _, self._unread = self._unread.partition(b"\n")
         kind, pid, *rest = json.loads(message)
         if kind == "started":
             self._started.append(pid)

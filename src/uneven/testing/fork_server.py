@@ -2,8 +2,9 @@
 
 Run as ``python -m uneven.testing.fork_server N``. On the socket N each request names a module and brings four files:
 the child's standard input, output and error, and one for the module's ``main``. The child calls ``main``. If the module
-has a ``leave``, the child calls it last at exit. The server sends ``["started", pid]``, and ``["ended", pid, code]``
-with a negative code for a signal. When the other side closes the socket, the server kills all children and ends.
+has a ``leave``, the child calls it last at exit. The server sends lines: ``["started", pid]``, and
+``["ended", pid, code]`` with a negative code for a signal. When the other side closes the socket, the server kills all
+children and ends.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _settle(control: socket.socket, files: list[int]) -> None:
         os.dup2(descriptor, number)
     for descriptor in files:
         os.close(descriptor)
-    control.send(json.dumps(["started", os.getpid()]).encode())
+    _send(control, "started", os.getpid())
     control.close()
 
 
@@ -102,7 +103,11 @@ def _bury(control: socket.socket, children: set[int]) -> None:
         if ended:
             children.discard(pid)
             with contextlib.suppress(BrokenPipeError):  # the client has ended too
-                control.send(json.dumps(["ended", pid, os.waitstatus_to_exitcode(status)]).encode())
+                _send(control, "ended", pid, os.waitstatus_to_exitcode(status))
+
+
+def _send(control: socket.socket, *message: str | int) -> None:
+    control.send(json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from uneven.runtime.system import LOOPBACK_INTERFACE
+from uneven.runtime.tcp_store import tcp_store
 from uneven.testing.ranks import RankContext
 
 
@@ -37,7 +39,6 @@ def main(replies: int) -> None:
 
     # An exception ends the process, so that the system closes its connections and waiting peers fail immediately.
     sys.excepthook = report
-    import torch.distributed as dist
 
     store = None
     answer("done")
@@ -45,9 +46,7 @@ def main(replies: int) -> None:
         command = commands.get()
         if command["op"] == "store":
             limit = timedelta(seconds=command["timeout_s"])
-            store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, but mypy does not see it
-                "127.0.0.1", 0, None, True, limit, wait_for_workers=False
-            )
+            store = tcp_store("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)
             answer("done", value=store.port)
         else:
             result = json.dumps(_run(command))
@@ -91,7 +90,6 @@ def _run(command: dict[str, Any]) -> Any:
 
 
 def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         "RANK": str(command["rank"]),
         "WORLD_SIZE": str(command["size"]),
@@ -101,5 +99,5 @@ def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
         "MASTER_PORT": str(command["port"]),
         # The store exists already, on a port that the system chose: rank 0 must join it and not open one.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", loopback),
+        "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE),
     }

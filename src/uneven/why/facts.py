@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import socket
 import struct
 import sys
@@ -27,6 +26,7 @@ import torch
 from uneven.policy.core.records import FactsRecord, Record
 from uneven.run.measure import control_group
 from uneven.run.measure.machine_load import Gpu, nvml_uuid
+from uneven.runtime.system import major_faults
 
 BUDGET = 0.005  # part of the time that the measurement may take
 _EVERY_S = 1.0
@@ -179,15 +179,14 @@ class FactsThread:
 
     def _counters(self) -> dict[str, float]:
         """Return sums since the start of the process, the group or the machine."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         found = {
             "clock_s": time.monotonic(),
             "collected_s": self._collected_s,
             "compiled_s": _compiled_s(),
-            "major_faults": float(usage.ru_majflt),
+            "major_faults": float(major_faults()),
             **_machine(),
         }
-        with suppress(OSError, psutil.Error):
+        with suppress(OSError, psutil.Error, AttributeError):  # psutil has none on macOS
             io = self._process.io_counters()
             found |= {"read_bytes": float(io.read_bytes), "written_bytes": float(io.write_bytes)}
         with suppress(OSError):  # the group has been removed

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from uneven.runtime.system import in_forks
 from uneven.why.unharmed import unharmed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _in_a_fork() -> None:
         _probe.forget()
 
 
-os.register_at_fork(after_in_child=_in_a_fork)
+in_forks(_in_a_fork)
 
 
 def _hook_optimizers(module: ModuleType) -> None:

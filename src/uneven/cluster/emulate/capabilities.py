@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from functools import partial
 
 from uneven.cluster.emulate import cgroup, netns
@@ -13,6 +12,7 @@ from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.requirements import Able
 from uneven.cluster.emulate.tap import DOOR, open_tap
 from uneven.errors import LaunchError
+from uneven.runtime.system import LINUX, NAME
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 _NETEM = "qdisc replace dev lo root netem delay 1ms"
@@ -21,8 +21,8 @@ _BUCKET = "qdisc replace dev lo root tbf rate 1mbit burst 4000 limit 100000"
 
 def why_not_isolated() -> str:
     """Return why nodes cannot have their own namespaces and control groups; "" if they can."""
-    if sys.platform != "linux":
-        return "only Linux has namespaces and control groups"
+    if not LINUX:
+        return f"only Linux has namespaces and control groups, and this is {NAME}"
     if os.geteuid() != 0:
         return "only root may make namespaces and control groups"
     for tool, package in _TOOLS.items():

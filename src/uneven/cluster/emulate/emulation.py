@@ -27,6 +27,7 @@ from uneven.runtime.launch import Launch
 from uneven.runtime.launch.failure import stopped_by
 from uneven.runtime.launch.local_workers import LocalWorker
 from uneven.runtime.rundir import is_ready
+from uneven.runtime.system import not_on_windows
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def emulate(
 def check(spec: ClusterSpec, *, unprivileged: bool = False, elastic: bool = False) -> str:
     """Return why the nodes cannot be isolated from each other here; "" if they can. Raises ConfigError, with nodes and
     keys, if this machine cannot emulate ``spec``."""
+    not_on_windows("emulated clusters")
     isolated = "emulation without root was requested" if unprivileged else capabilities.why_not_isolated()
     requirements.check(spec, replace(capabilities.able(isolated=isolated), changes="" if elastic else _ELASTIC))
     return isolated

@@ -12,7 +12,6 @@ not in it: the kernel removes them with the processes that hold them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 from uneven.cluster.emulate import cgroup
 from uneven.cluster.emulate.pure import names
 from uneven.errors import LaunchError
+from uneven.runtime.system import lock
 
 FOLDER = Path("/run/uneven")
 
@@ -126,11 +126,11 @@ def _locked(folder: Path) -> Iterator[None]:
         about = folder.stat()
         if about.st_uid != os.geteuid() or about.st_mode & 0o022:
             raise LaunchError(f"{folder} is writable by users other than {os.geteuid()}: remove it")
-        lock = (folder / "lock").open("w")
+        held = (folder / "lock").open("w")
     except OSError as error:
         raise LaunchError(f"cannot write {folder}: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held:
+        lock(held, wait=True)
         yield
 
 

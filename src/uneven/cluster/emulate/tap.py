@@ -6,7 +6,6 @@ network card (checksums, segmentation), so large ones stay whole.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 
@@ -21,6 +20,8 @@ _CARD_DOES = 0x01 | 0x02 | 0x04 | 0x08  # TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 |
 def open_tap(name: str) -> int:
     """Return a descriptor of a new device in the calling thread's network namespace; closing it removes the device.
     Raises OSError if the kernel rejects it or ``/dev/net/tun`` is missing."""
+    import fcntl  # Windows has none, and its `uneven emulate --help` imports this module
+
     descriptor = os.open(DOOR, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.ioctl(descriptor, _MAKE, struct.pack("16sH22x", name.encode(), _KIND))

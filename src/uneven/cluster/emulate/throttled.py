@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from uneven.cluster.emulate.ports import quiet_ports
 from uneven.cluster.emulate.pure.replay import Direction, Quantity, Setting
 from uneven.errors import ConfigError
 from uneven.runtime.jobs import Command, Events
+from uneven.runtime.system import LOOPBACK_INTERFACE
 from uneven.runtime.throttle.throttle import Throttle
 
 LEAST_CORES = 0.01  # the throttle does not support a share of 0
@@ -25,11 +25,10 @@ class Throttled:
 
     def __init__(self) -> None:
         self.how = "workers that are stopped and continued, as by an ordinary user"
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.network = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(quiet_ports(1)[0]),
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE),
         }
         self._throttle = Throttle(period_s=0.01)
         self._workers: dict[int, Command] = {}

@@ -12,7 +12,6 @@ kill at any moment, the state names only complete files, and all its members are
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from uneven.errors import CheckpointError, ConfigError, reason
 from uneven.fleet.pure.converge import Epoch, History
 from uneven.fleet.pure.planning.rates import Rates
 from uneven.policy.core.plain import Amount, Count, Misfit, Range, read
+from uneven.runtime.system import lock
 
 SCHEMA = 1
 STATE = "state.json"
@@ -173,8 +173,8 @@ def locked(directory: Path) -> Iterator[None]:
         raise ConfigError(f"cannot use {directory} for a run: {reason(error)}") from error
     with file:
         try:
-            # The kernel releases a flock when the process ends, even by SIGKILL, so no stale lock remains.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The kernel releases the lock when the process ends, even by SIGKILL, so no stale lock remains.
+            lock(file)
         except BlockingIOError:
             raise ConfigError(f"another run uses {directory}: wait until it ends, or name another directory") from None
         yield

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
-
 from uneven.errors import ConfigError
 from uneven.fleet.member.member_host import Job, host
 from uneven.fleet.member.team import PATIENCE_S, Seat
@@ -19,6 +17,7 @@ from uneven.fleet.timeout import TIMEOUT_S, hangs
 from uneven.runtime.jobs import end_all
 from uneven.runtime.jobs.executor import Linked, Place
 from uneven.runtime.jobs.heartbeat import Silence
+from uneven.runtime.tcp_store import tcp_store
 
 
 class Meetings:
@@ -26,7 +25,7 @@ class Meetings:
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._address = address
-        self._store: TCPStore | None = None
+        self._store: Any = None
         self._port = 0
         self._held = 0
 
@@ -52,7 +51,7 @@ class Meetings:
                 f"({error.strerror}): give every member one device"
             ) from error
         self._port = listening.getsockname()[1]
-        self._store = TCPStore(
+        self._store = tcp_store(
             self._address,
             self._port,
             is_master=True,

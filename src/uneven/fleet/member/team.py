@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 from torch.distributed.distributed_c10d import PrefixStore
 
 from uneven.errors import PeerError
@@ -27,6 +26,7 @@ from uneven.fleet.ensemble import Member
 from uneven.fleet.pure.sections import Section
 from uneven.fleet.stream.stream_reader import Reader, Shared
 from uneven.run.step.callback import Callback, CallbackContext
+from uneven.runtime.tcp_store import tcp_store
 from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _meet(seat: Seat) -> None:
     limit = timedelta(seconds=PATIENCE_S)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     with _with_others("the rendezvous of the workers"):
-        store = TCPStore(seat.address, seat.port, is_master=False, timeout=limit)
+        store = tcp_store(seat.address, seat.port, is_master=False, timeout=limit)
         mine = PrefixStore(seat.meeting, store)
         dist.init_process_group(backend, store=mine, rank=seat.rank, world_size=seat.size, timeout=limit)
 

@@ -18,6 +18,7 @@ from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.staging import HostCarrier, copy_for, may_stage, on_host
+from uneven.run.lines.store_group import host_backend
 from uneven.run.lines.traffic import Traffic, TrafficBook
 from uneven.run.lines.transport import Rows
 
@@ -305,7 +306,7 @@ class CollectiveTransport:
         self._traffic = traffic
         # Its own group: on a shared one, reports and gradients would have to be issued in one common order.
         with roll.waiting("forming the group for reports"):
-            self._group: Any = new_group(timeout_s=timeout_s, backend="gloo")
+            self._group: Any = new_group(timeout_s=timeout_s, backend=host_backend())
 
     def gather(self, row: Sequence[float]) -> _Gather:
         """Start an all-gather of one row of float64."""

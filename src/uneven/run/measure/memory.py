@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import resource
 from pathlib import Path
 
 import psutil
 import torch
+
+from uneven.runtime.system import peak_memory_bytes
 
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -62,7 +63,7 @@ def peak_bytes(device: torch.device) -> int:
     """Return the most memory in use: since :func:`forget_peak` on CUDA, since the start of the process on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def group_room_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:

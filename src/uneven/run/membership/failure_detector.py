@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from uneven.runtime.membership_board import NEWS, STARTS_WITHIN_S, WORKERS, Board
+from uneven.runtime.system import in_forks
 
 _MOST = 256  # connections that a worker accepts; more wait in the kernel
 
@@ -35,7 +35,7 @@ class PeerConnections:
         self._ended: set[int] = set()  # workers whose first connection has ended
         self._guests: list[socket.socket] = []
         # A reader process that outlives its worker must not keep the worker's port.
-        os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._listener)))
+        in_forks(partial(_close, weakref.ref(self._listener)))
 
     def follow(self, addresses: Mapping[int, str]) -> None:
         """Watch these workers and no others; accept connections of workers that watch this one."""

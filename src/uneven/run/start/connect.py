@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.rendezvous import rendezvous
 
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.policy.core.back_end import WorkerDevice, backend_for, through_host
@@ -31,12 +29,13 @@ from uneven.run.lines import GroupLines, Lines, ThreadLines, staging
 from uneven.run.lines.group_lines import CollectiveTransport, new_group
 from uneven.run.lines.in_process_rendezvous import Hub, MeetingPlace
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.store_group import host_backend
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
 from uneven.runtime.installed import FOLDER, VERSION
 from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_coming, mark_expendable
-from uneven.runtime.tcp_store import fail_after
+from uneven.runtime.tcp_store import fail_after, tcp_store
 from uneven.runtime.timeout_call import within
 from uneven.runtime.world import World, discover, is_loopback, report_failures
 
@@ -113,23 +112,17 @@ class _OwnGroup:
 
 def _store(world: World, timeout_s: float) -> c10d.Store:
     """Connect to the rendezvous store; without a launcher rank 0 hosts it."""
-    limit = timedelta(seconds=timeout_s)
-    if world.rank == 0 and not world.stored and is_loopback(world.meeting):
+    if not world.port:
+        raise ValueError("MASTER_PORT is not set")
+    hosts = world.rank == 0 and not world.stored
+    # Without waiting for the other ranks: `_await_all` does, and can name the missing ones.
+    how: dict[str, Any] = {"is_master": hosts, "wait_for_workers": False, "multi_tenant": True}
+    how["timeout"] = timedelta(seconds=timeout_s)
+    if hosts and is_loopback(world.meeting):
         with contextlib.suppress(OSError):  # the port is in use, perhaps by our earlier store: torch handles that below
             listening = socket.create_server((world.meeting, world.port))  # torch would listen on every interface
-            return TCPStore(
-                world.meeting,
-                world.port,
-                is_master=True,
-                wait_for_workers=False,
-                multi_tenant=True,
-                master_listen_fd=listening.detach(),
-                timeout=limit,
-            )
-    host = f"[{world.meeting}]" if ":" in world.meeting else world.meeting
-    where = f"tcp://{host}:{world.port}" if world.port else "env://"  # torch's error names the missing MASTER_PORT
-    # Size 1, so that the store does not wait for the other ranks: `_await_all` does, and can name the missing ones.
-    store: c10d.Store = next(rendezvous(where, world.rank, 1, timeout=limit))[0]
+            return tcp_store(world.meeting, world.port, master_listen_fd=listening.detach(), **how)
+    store: c10d.Store = tcp_store(world.meeting, world.port, **how)
     fail_after(world.port, timeout_s)  # else the way out of a session would wait for a machine that has lost its power
     return store
 
@@ -296,6 +289,7 @@ def _join(world: World, timeout_s: float) -> None:
     try:
         store = _own.meet(world, timeout_s)
         backend = backend_for(_await_all(store, world, limit))
+        backend = host_backend() if backend == "gloo" else backend
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
         _own.forget()

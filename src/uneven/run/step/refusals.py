@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
@@ -72,6 +73,11 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
         )
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
+    if not dist.is_gloo_available():
+        raise ConfigError(
+            "an elastic run forms its groups through gloo, which this build of torch lacks: install another build, or "
+            "omit --elastic"
+        )
     if why:
         raise ConfigError(
             f"an elastic run does not support {why}; use sync='bsp' or 'local' with a balancer that adapts, or omit "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
+import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol, Self
 from uneven.runtime.jobs.ending import Ending, How
 from uneven.runtime.jobs.job_events import Events
 from uneven.runtime.jobs.parent_death import bound
+from uneven.runtime.system import KILL, send_signal, signals
 
 END_WITHIN_S = 5.0  # grace period of a process that is asked to end; then it is killed
 
@@ -107,19 +108,16 @@ class Command:
         """Send a signal, with ``group`` also to the processes that it has started; no effect after its end."""
         if self.ending is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only zombies are left
-                (os.killpg if group else os.kill)(self.pid, number)
+                send_signal(self.pid, number, group=group)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM, then SIGCONT because a stopped process would not handle the first."""
-        for number in (signal.SIGTERM, signal.SIGCONT):
+        for number in signals("SIGTERM", "SIGCONT"):
             self.signal(number)
 
     def wait(self, within_s: float | None = None) -> Ending | None:
-        if self.ending is None:
-            poll = select.poll()
-            poll.register(self._over, select.POLLIN)
-            if poll.poll(None if within_s is None else max(0.0, within_s) * 1000):
-                self._bury()
+        if self.ending is None and self._has_ended(None if within_s is None else max(0.0, within_s)):
+            self._bury()
         return self.ending
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
@@ -129,7 +127,7 @@ class Command:
         return self.kill()
 
     def kill(self, *, hung: str = "") -> Ending:
-        self.signal(signal.SIGKILL)
+        self.signal(KILL)
         if self._popen.stdin is not None:
             self._popen.stdin.close()
         return self.ending or self._bury(hung)
@@ -145,15 +143,20 @@ class Command:
         self._told(self)
 
     def _bury(self, hung: str = "") -> Ending:
-        select.select([self._over], [], [])
+        self._has_ended(None)
         # Before the process is reaped: until then, its id cannot become the id of another group.
-        self.signal(signal.SIGKILL, group=True)
+        self.signal(KILL, group=True)
         ending = Ending.of(self._popen.wait())
         self.ending = Ending(How.HUNG, hung, ending.code) if hung and ending.how is How.KILLED else ending
         if self._events is not None:
             self._events.remove(self._over)
-        os.close(self._over)
+        socket.close(self._over)
         return self.ending
+
+    def _has_ended(self, within_s: float | None) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._over, selectors.EVENT_READ)
+            return bool(selector.select(within_s))
 
 
 def end_all(processes: Sequence[Process], within_s: float = END_WITHIN_S) -> list[Ending]:
@@ -167,14 +170,14 @@ def end_all(processes: Sequence[Process], within_s: float = END_WITHIN_S) -> lis
 
 
 def _exit_of(process: Popen[bytes]) -> int:
-    """Return a descriptor that becomes readable when a child ends: a pidfd, or the pipe of a waiting thread."""
+    """Return a descriptor that becomes readable when a child ends: a pidfd, or the socket of a waiting thread."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(process.pid)
-    ours, theirs = os.pipe()
+    ours, theirs = socket.socketpair()
 
     def wait() -> None:
         process.wait()
-        os.close(theirs)
+        theirs.close()
 
     threading.Thread(target=wait, name="uneven-exit", daemon=True).start()
-    return ours
+    return ours.detach()

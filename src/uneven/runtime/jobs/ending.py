@@ -10,7 +10,9 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from uneven.runtime.system import signals
+
+_SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Stop:

@@ -24,6 +24,7 @@ from uneven.runtime.jobs.devices import Devices, devices_of
 from uneven.runtime.jobs.executor import Place
 from uneven.runtime.jobs.job_events import Events
 from uneven.runtime.jobs.processes import usable_cores
+from uneven.runtime.system import not_on_windows
 
 NOTE = "temporary.json"
 
@@ -115,9 +116,10 @@ ENGINES = ("local", "ray")
 
 def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED) -> Place:
     """Return the place of an engine; raise UnknownNameError or ConfigError if it, its devices or package are
-    missing.
+    missing, or this system cannot run its processes.
     """
     if engine == "local":
+        not_on_windows("ensembles, searches and ingests of video")
         return Local(devices_of(devices), imported)
     if engine != "ray":
         raise UnknownNameError("engine", engine, ENGINES)

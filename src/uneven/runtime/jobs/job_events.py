@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from typing import Self
@@ -34,10 +34,10 @@ class Events:
         self.awake = Awake()
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, Callable[[], None]] = {}
-        self._woken, self._waker = os.pipe()
+        self._woken, self._waker = socket.socketpair()  # not a pipe, which Windows cannot wait for
         for end in (self._woken, self._waker):
-            os.set_blocking(end, False)
-        self.add(self._woken, self._wakes)
+            end.setblocking(False)
+        self.add(self._woken.fileno(), self._wakes)
 
     def add(self, source: int, call: Callable[[], None]) -> None:
         """Call ``call`` whenever the file descriptor ``source`` is readable."""
@@ -60,14 +60,14 @@ class Events:
 
     def wake(self) -> None:
         """Make :meth:`wait` return; callable from any thread and from signal handlers."""
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes it, too
-            os.write(self._waker, b"\0")
+        with contextlib.suppress(BlockingIOError):  # a full buffer wakes it, too
+            self._waker.send(b"\0")
 
     def close(self) -> None:
         self._calls.clear()
         self._selector.close()
         for end in (self._woken, self._waker):
-            os.close(end)
+            end.close()
 
     def __enter__(self) -> Self:
         return self
@@ -77,5 +77,5 @@ class Events:
 
     def _wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._woken, 4096):
+            while self._woken.recv(4096):
                 pass

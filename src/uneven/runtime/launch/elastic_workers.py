@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from uneven.runtime.launch.rendezvous import keep_store, towards
 from uneven.runtime.launch.store_server import open_run
 from uneven.runtime.launch.worker_env import shutdown_within_s, variables
 from uneven.runtime.membership_board import RUN, WORKERS, Board
+from uneven.runtime.system import KILL
 from uneven.runtime.tcp_store import reach
 from uneven.runtime.temp_dir import TemporaryFolder
 from uneven.runtime.timeout_call import within
@@ -70,7 +70,7 @@ class Members(LocalWorkers):
             one = self.running[worker]
             how = f"it {STOPPED}" if stopped(one.pid) else "it did not end by itself"
             one.killed_by = f"the others had removed it, and {how}"
-            one.process.signal(signal.SIGKILL)
+            one.process.signal(KILL)
 
     def add(self, worker: int) -> None:
         """Start a worker."""

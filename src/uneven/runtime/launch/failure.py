@@ -12,8 +12,9 @@ from typing import Any
 
 from uneven.errors import LaunchError, PeerError
 from uneven.runtime.jobs.ending import signal_name
+from uneven.runtime.system import KILL, signals
 
-_CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+_CRASHES = signals("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +128,14 @@ def _cause(death: Death) -> str:
         return f": {death.killed_by}"
     if death.silent:
         return ""
-    if death.exit_code == -signal.SIGKILL:
+    if death.exit_code == -KILL:
         return "; unless a user did that, the machine was out of memory (see `dmesg`)"
     return "; see its output above"
 
 
 def _how(death: Death) -> tuple[str, int]:
     if death.silent:
-        return f"{death.silent}, so it was killed", 128 + signal.SIGKILL
+        return f"{death.silent}, so it was killed", 128 + KILL
     if death.exit_code < 0 and _trace(death):
         # After the exception, its exit was slow and the launcher killed it, or gloo's threads aborted it.
         return "ended with an uncaught exception", 1

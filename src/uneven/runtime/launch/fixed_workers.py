@@ -34,6 +34,7 @@ from uneven.runtime.launch.output import WorkerOutput
 from uneven.runtime.launch.preflight import check, local_workers
 from uneven.runtime.launch.rendezvous import rendezvous
 from uneven.runtime.launch.worker_env import role, shutdown_within_s, variables
+from uneven.runtime.system import KILL, signals
 from uneven.runtime.tcp_store import fail_after
 from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.runtime.timeout_call import within
@@ -58,7 +59,7 @@ def run_fixed(launch: Launch, run_directory: Path | None) -> None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
         events = stack.enter_context(Events())
-        stop = stack.enter_context(Stop(lambda number: events.wake(), [signal.SIGQUIT]))
+        stop = stack.enter_context(Stop(lambda number: events.wake(), signals("SIGQUIT")))
         try:
             folder = TemporaryFolder("uneven-launch-")  # for the workers' error files
             stack.callback(folder.remove)
@@ -158,14 +159,14 @@ class FixedWorkers(LocalWorkers):
             shares.look(self.running.values(), self._port)
             if world > 1:  # no other worker depends on a single one
                 for rank in self._expendable.hanging(self._pids):
-                    self.running[rank].process.signal(signal.SIGKILL, group=True)
+                    self.running[rank].process.signal(KILL, group=True)
             if not self._failed and handler.num_nodes_waiting() > 0:
                 _log.info("another machine joins: all workers are started again")
                 self._end(signal.SIGTERM)
                 return True
         # A stopped process does not react to SIGTERM, and it may have caused the failure.
         for rank in self._expendable.missed(self._pids) if self._failed else ():
-            self.running[rank].process.signal(signal.SIGKILL, group=True)
+            self.running[rank].process.signal(KILL, group=True)
         self._end(signal.SIGTERM)
         self._end_after_signal()
         left = self._launch.max_restarts - self._restarts
@@ -283,7 +284,7 @@ class FixedWorkers(LocalWorkers):
         before = min(self._stop.requests, 1)
 
         def ask(process: Command) -> None:
-            for one in (number, signal.SIGCONT):
+            for one in (number, *signals("SIGCONT")):
                 process.signal(one, group=True)
 
         self.end(ask, shutdown_within_s(), lambda: self._stop.requests > before)

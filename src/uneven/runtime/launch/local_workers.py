@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from uneven.runtime.jobs import Command, Events
 from uneven.runtime.launch.failure import Death, told_in
 from uneven.runtime.launch.launch_spec import Launch
 from uneven.runtime.launch.readiness import Readiness
+from uneven.runtime.system import KILL
 from uneven.runtime.throttle.throttle import Throttle
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class LocalWorkers(ABC):
 
     def kill(self) -> None:
         for worker in self.running.values():
-            worker.process.signal(signal.SIGKILL, group=True)
+            worker.process.signal(KILL, group=True)
         until_s = time.monotonic() + _DIES_WITHIN_S
         while self.running and (left_s := until_s - time.monotonic()) > 0:
             self._events.wait(left_s)

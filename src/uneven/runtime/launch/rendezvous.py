@@ -7,8 +7,9 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined] # the stubs hide TCPStore
+from torch.distributed import DistNetworkError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.launch.launch_spec import DEFAULT_PORT, Launch
+from uneven.runtime.tcp_store import tcp_store
 
 MET_WITHIN_S = 300  # the longest wait of the first machine for the last one
 _QUIET_S = 10.0  # of this wait, without a line on the terminal
@@ -29,7 +31,7 @@ _LOOK_EVERY_S = 0.1
 
 def keep_store(
     host: str, port: int, remedy: str = "Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
-) -> tuple[TCPStore, int]:
+) -> tuple[Any, int]:
     """Create a store that listens on ``host`` and ``port`` (0: any free port); return it and its port.
 
     Raises ConfigError, ending with ``remedy``, if it is not an address of this machine or the port is not available.
@@ -44,7 +46,7 @@ def keep_store(
             f"this machine? {remedy}"
         ) from error
     port = listening.getsockname()[1]
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    store = tcp_store(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     return store, port
 
 
@@ -76,7 +78,7 @@ class NumberedLaunchers(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None:
             # torch's store would wait for all machines itself, and its error names none.
-            self._store = TCPStore(
+            self._store = tcp_store(
                 self.master_addr,
                 self.master_port,
                 is_master=self.rank == 0,

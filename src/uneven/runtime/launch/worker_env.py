@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from uneven.errors import ConfigError
 from uneven.runtime.jobs.processes import usable_cores
 from uneven.runtime.launch.launch_spec import Launch
+from uneven.runtime.system import LOOPBACK_INTERFACE
 from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE, SHARE_VARIABLE
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
@@ -33,9 +33,10 @@ def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[st
     if "OMP_NUM_THREADS" not in os.environ:
         # torch would start one thread per core in each worker; more threads than cores slow all of them down.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
-    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
+    own = launch.here is not None and launch.local_addr is None
+    if own and LOOPBACK_INTERFACE and "GLOO_SOCKET_IFNAME" not in os.environ:
         # gloo would resolve the host name otherwise, which may be an address that is unreachable or absent.
-        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        variables["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     return variables
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from uneven.errors import ConfigError
+from uneven.runtime.system import WINDOWS
 
 SERVER = "server"  # the folder of a run directory for keys and addresses
 
@@ -117,7 +118,9 @@ def _boot() -> str:
 
 def _read(path: Path) -> Keys:
     try:
-        loose = [one for one in (path.parent, path) if stat.S_IMODE(one.stat().st_mode) & 0o077]
+        # Windows has no such modes; there, a folder of temporary files is its user's own.
+        private = (path.parent, path) if not WINDOWS else ()
+        loose = [one for one in private if stat.S_IMODE(one.stat().st_mode) & 0o077]
         found = json.loads(path.read_bytes())
         keys = Keys(found["public"], found["secret"], found["other"])
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.jobs.processes import descendants, import_path
+from uneven.runtime.system import not_on_windows
 from uneven.runtime.throttle.share_rule import ShareRule
 
 _ANSWER_WITHIN_S = 20.0
@@ -36,12 +37,13 @@ class Throttle:
         period_s: length of one run-and-stop cycle; a shorter one is smoother and costs more.
 
     Raises:
-        ConfigError: the period is not a positive number.
+        ConfigError: the period is not a positive number, or this is Windows.
         LaunchError: the process could not be started.
     """
 
     def __init__(self, *, period_s: float = 0.02) -> None:
         ShareRule(share=1.0, period_s=period_s)
+        not_on_windows("shares of a core")
         self._limited: set[int] = set()
         self._lock = threading.Lock()
         self._helper = subprocess.Popen(
