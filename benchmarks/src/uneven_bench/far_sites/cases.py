@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
@@ -31,8 +31,15 @@ POLICIES: dict[str, str] = {
 """Name → policy, in virtual time. One worker stands for each site: workers of a site that average every gradient equal
 one worker on their batch together."""
 
-MULOCO = {f"{name}, muon": POLICIES[name] for name in (BSP, "diloco 16", "sparse-local 4, 10%")}
-"""The same policies for a model whose hidden layer is stepped by Muon."""
+MULOCO: dict[str, tuple[str, float, float]] = {
+    BSP: (BSP, 0.1, 0.0),
+    "diloco 16": ("diloco 16", 0.03, 0.0),
+    "sparse-local 4, 10%": ("sparse-local 4, 10%", 0.1, 0.0),
+    "bsp, muon": (BSP, 0.1, 0.01),
+    "diloco 16, muon": ("diloco 16", 0.1, 0.003),
+    "sparse-local 4, 10%, muon": ("sparse-local 4, 10%", 0.1, 0.02),
+}
+"""Name → policy, learning rate, and Muon's for the hidden layer or 0: the best of three or four rates with one seed."""
 
 QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
 
@@ -77,6 +84,7 @@ class LearningCase:
     worlds: tuple[str, ...]
     seeds: int = 3
     name: str = ""  # the task's, if not given
+    rates: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)  # as MULOCO; the task's, if not given
 
 
 def learning(quick: bool, data: str) -> dict[str, LearningCase]:
@@ -93,8 +101,9 @@ def learning(quick: bool, data: str) -> dict[str, LearningCase]:
             samples=10_000,
             steps=300,
             every=6,
-            policies=(BSP, "diloco 16", "sparse-local 4, 10%", *MULOCO),
+            policies=(*MULOCO,),
             worlds=("20mbit",),
+            rates=MULOCO,
         ),
         LearningCase(task="cifar10", samples=10_000, steps=300, every=10, policies=(*POLICIES,), worlds=near),
         LearningCase(task="text", samples=50_000, steps=300, every=6, policies=(*POLICIES,), worlds=near),

@@ -12,7 +12,7 @@ from uneven.cluster.virtual import train
 from uneven.policy.balance import balancers
 from uneven.policy.core.records import LineRecord, Record, ScalarRecord
 from uneven.policy.sync import policies
-from uneven_bench.far_sites.cases import BSP, MULOCO, POLICIES, LearningCase, worlds
+from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
 from uneven_bench.harness.figures import in_turns, place_of, value_at
 from uneven_bench.harness.show import Progress
@@ -64,12 +64,12 @@ def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
 def play(case: LearningCase, told: Progress) -> dict[str, Any]:
     """All policies in all worlds with all seeds, the policies in turns; world → what came of it. Raises DataError: the
     task's data are not on this machine."""
-    makers, known = {muon: make(case.task, case.samples, muon) for muon in (False, True)}, worlds()
+    maker, known = make(case.task, case.samples), worlds()
     curves: dict[str, dict[str, list[list[LossPoint]]]] = {name: {p: [] for p in case.policies} for name in case.worlds}
     phase = f"{case.task}, in virtual time"
     for seed, name, policy in in_turns(told, phase, range(case.seeds), case.worlds, case.policies):
-        text = {**POLICIES, **MULOCO}[policy]
-        points = learn(known[name], text, makers[policy in MULOCO](seed), case.steps, case.every, seed)
+        text, *rates = case.rates.get(policy, (policy,))
+        points = learn(known[name], POLICIES[text], maker(seed, *rates), case.steps, case.every, seed)
         curves[name][policy].append(points)
     return {name: summarize(each, case.steps, case.every) for name, each in curves.items()}
 

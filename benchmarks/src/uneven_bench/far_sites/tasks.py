@@ -18,7 +18,6 @@ from uneven_bench.workloads.resnet import resnet
 
 Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # inputs and labels to train, and held out
 MOMENTUM = 0.9
-MUON_RATE = 0.02
 PAST = 16  # characters that a guess looks at
 _GROUPS = 2
 _LOOKED_AT = 2000
@@ -162,16 +161,18 @@ def guess(kinds: int, seed: int) -> nn.Module:
     )
 
 
-def make(name: str, samples: int, muon: bool = False) -> Callable[[int], LossTask]:
-    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``; ``muon``: the images' hidden layer
-    is stepped by Muon. Raises UnknownNameError: there is
-    no such task. DataError: its data are not on this machine."""
+def make(name: str, samples: int) -> Callable[..., LossTask]:
+    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``. The first two also take the
+    learning rate, and that of Muon for the hidden layer. Raises UnknownNameError: no such task. DataError: no data for it."""
     if name in ("digits", "fashion-mnist"):
         data = flat_images(name, samples)
         inputs, classes = data[0][0].shape[1], int(data[0][1].max()) + 1
-        if muon:
-            return lambda seed: MuonTask(perceptron(inputs, classes, seed), data, 0.1, MUON_RATE)
-        return lambda seed: LossTask(perceptron(inputs, classes, seed), data, 0.1)
+
+        def images_task(seed: int, rate: float = 0.1, muon_rate: float = 0.0) -> LossTask:
+            module = perceptron(inputs, classes, seed)
+            return MuonTask(module, data, rate, muon_rate) if muon_rate else LossTask(module, data, rate)
+
+        return images_task
     if name == "cifar10":
         data = small_images(samples)
         return lambda seed: LossTask(lenet(3, 10, "gn", seed), data, 0.05)
