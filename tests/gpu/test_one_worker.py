@@ -180,6 +180,11 @@ def test_preconditioners_work_on_the_device() -> None:
     for make, steps, tolerance in (
         (lambda: uneven.KFAC(damping=0.1, kl_clip=0.01, factor_update_steps=2, inv_update_steps=4), momentum, 1e-9),
         (lambda: uneven.SOAP(), lambda m: torch.optim.SGD(m.parameters(), lr=0.01), 1e-6),
+        (
+            lambda: uneven.Muon(ns_dtype=torch.float64),
+            lambda m: torch.optim.SGD([one for one in m.parameters() if one.ndim == 2], lr=0.01),
+            1e-9,
+        ),
     ):
         models = []
         for device in ("cpu", "cuda"):

@@ -163,7 +163,8 @@ def guess(kinds: int, seed: int) -> nn.Module:
 
 def make(name: str, samples: int) -> Callable[..., LossTask]:
     """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``. The first two also take the
-    learning rate, and that of Muon for the hidden layer. Raises UnknownNameError: no such task. DataError: no data for it."""
+    learning rate, and that of Muon for the hidden layer. Raises UnknownNameError: no such task.
+    DataError: no data for it."""
     if name in ("digits", "fashion-mnist"):
         data = flat_images(name, samples)
         inputs, classes = data[0][0].shape[1], int(data[0][1].max()) + 1

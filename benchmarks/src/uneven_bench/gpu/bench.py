@@ -21,7 +21,7 @@ from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartA
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
 STEPS = 20  # timed together: the host runs ahead of the device, so a single step would time the launch
-_KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # SOAP takes factors in every step
+_KINDS_OF = {"SOAP": ("refresh", "plain")} | dict.fromkeys(("sgd", "adamw", "torch's Muon", "Muon"), ("plain",))
 EACH = 8  # times the samples that a worker of the other benches takes
 
 
@@ -94,6 +94,8 @@ def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
         makers: dict[str, Callable[[nn.Module], StepArm]] = {
             "sgd": lambda model: Plain(model, "sgd"),
             "adamw": lambda model: Plain(model, "adamw"),
+            "torch's Muon": lambda model: Plain(model, "muon"),
+            "Muon": functools.partial(_part, part=uneven.Muon, batch=size),
             "K-FAC": functools.partial(
                 _part,
                 part=lambda: uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100),
