@@ -384,9 +384,9 @@ def recommendation(quick: Quick = False, json: Json = False, case: Case = None, 
 def gpu(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """Costs and gains of the library on a GPU.
 
-    A session's step against the plain loop's; K-FAC, SOAP and Muon against SGD, AdamW and, where KFAC_PYTORCH says where it
-    is installed, kfac-pytorch; two workers that share the GPU, one of which takes three times as long for a sample; a
-    worker on the GPU with one on a core.
+    A session's step against the plain loop's; K-FAC, SOAP and Muon against SGD, AdamW and, where KFAC_PYTORCH says
+    where it is installed, kfac-pytorch; two workers that share the GPU, one of which takes three times as long for a
+    sample; a worker on the GPU with one on a core.
 
     Cases: session, second-order, pair, unlike. One CUDA device is needed.
     """

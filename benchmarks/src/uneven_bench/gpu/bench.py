@@ -21,6 +21,7 @@ from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartA
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
 STEPS = 20  # timed together: the host runs ahead of the device, so a single step would time the launch
+# SOAP takes factors in every step.
 _KINDS_OF = {"SOAP": ("refresh", "plain")} | dict.fromkeys(("sgd", "adamw", "torch's Muon", "Muon"), ("plain",))
 EACH = 8  # times the samples that a worker of the other benches takes
 

@@ -226,11 +226,13 @@ class KFAC(Preconditioner):
             total = self.exchanges.to_owners(self._sums, layout)
         if mass := float(total[-1]):
             start = layout.bound(self.run.rank)[0]
-            for unit, kept in self._kept.items():
-                first, last = layout.spans[unit]
-                new = total[first - start : last - start]
-                if torch.isfinite(new.sum()):  # a NaN would stay in the average
-                    kept.mul_(average.kept).add_(new, alpha=(1.0 - average.kept) / mass)
+            spans = [layout.spans[unit] for unit in self._kept]
+            new = [total[first - start : last - start] for first, last in spans]
+            sums = torch.stack([one.sum() for one in new]) if new else total[:0]
+            # A NaN would stay in the average. The host waits for an accelerator once, not for each square.
+            for kept, one, finite in zip(self._kept.values(), new, sums.isfinite().tolist(), strict=True):
+                if finite:
+                    kept.mul_(average.kept).add_(one, alpha=(1.0 - average.kept) / mass)
                 else:
                     self.run.log(f"{self.name}/not_finite", 1.0)
             self._identity *= average.kept
@@ -304,11 +306,11 @@ class KFAC(Preconditioner):
     def renewed(self) -> None:
         if self.run.rank == self.members[0]:
             self.run.log(f"{self.name}/nu", self.nu)
-            curvatures = sorted(one.curvature for one in self.layers if not math.isnan(one.curvature))
+            found = [] if self.numbers.inverse else [one.curvature() for one in self.layers]
+            curvatures = [one for one in found if one is not None]
             if curvatures:
-                self.run.log(
-                    f"{self.name}/curvature_by_damping", curvatures[len(curvatures) // 2] / self.numbers.damping
-                )
+                middle = sorted(torch.stack(curvatures).tolist())[len(curvatures) // 2]
+                self.run.log(f"{self.name}/curvature_by_damping", middle / self.numbers.damping)
 
     def stepped(self) -> None:
         self._arm()

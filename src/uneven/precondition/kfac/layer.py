@@ -109,12 +109,9 @@ class Layer(ItemWork):
         self._values = [one[n * n :] for one, n in zip(bases, self.item.sides, strict=True)]
         self._scale = None
 
-    @property
-    def curvature(self) -> float:
-        """The median of dG dA, for comparison with λ; NaN if factors are inverted."""
-        if self._numbers.inverse or not self._bases:
-            return float("nan")
-        return float(torch.outer(self._values[1], self._values[0]).median())
+    def curvature(self) -> Tensor | None:
+        """Return the median of dG dA, a scalar, for comparison with λ; None without a basis on this worker."""
+        return torch.outer(self._values[1], self._values[0]).median() if self._bases else None
 
     def apply(self, out: Tensor) -> Tensor | None:
         """Write QG ((QGᵀ ∇ QA) / (dG dAᵀ + λ)) QAᵀ, or G⁻¹ ∇ A⁻¹, to ``out`` (result,)."""
