@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 
 from uneven.errors import ConfigError
+from uneven.policy.core.back_end import takes
 from uneven.policy.core.membership import Members
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
@@ -140,14 +142,15 @@ class ReducerGroup(dist.ProcessGroup):
 def host_carries(device: torch.device, group: Any) -> bool:
     """Return whether this process waits for a group's exchanges of tensors on ``device``, as gloo carries them.
     With other backends the device waits by itself, in a separate stream."""
-    return f"{device.type}:gloo" in str(dist.get_backend_config(group)).split(",")
+    return device.type == "cpu" or not takes(dist.get_backend_config(group), device.type)
 
 
 def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
     """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-    into = copy_for(group, shard, sent=False)
-    scatter(into.host, copy_for(group, whole).host, group=group)
+    backend = dist.get_backend_config(group)
+    given, into = copy_for(backend, whole), copy_for(backend, shard, sent=False)
+    scatter(into.host, given.host, group=group)
     into.put(into.host)
 
 
@@ -162,9 +165,11 @@ class GatherWork(dist.Work):
     ) -> None:
         super().__init__()
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
-        self._into = copy_for(group, whole, sent=False)
+        backend = dist.get_backend_config(group)
+        self._into = copy_for(backend, whole, sent=False)
+        self._given = copy_for(backend, shard)  # until the end
         self._waiting = waiting
-        self._work = gather(self._into.host, copy_for(group, shard).host, group=group, async_op=True)
+        self._work = gather(self._into.host, self._given.host, group=group, async_op=True)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         with self._waiting():
@@ -173,14 +178,14 @@ class GatherWork(dist.Work):
         return True
 
 
+@dataclass(slots=True)
 class _Several:
     """Works that have ended when all have."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
+    works: Sequence[Any]
 
     def wait(self) -> None:
-        for work in self._works:
+        for work in self.works:
             work.wait()
 
 

@@ -90,9 +90,9 @@ class HostCopy:
             self.own.copy_(values, non_blocking=self.own.device.type in _PINNED)
 
 
-def copy_for(group: Any, tensor: Tensor, *, sent: bool = True) -> HostCopy:
-    """Return the copy of a tensor of any shape for a process group; unless it is ``sent``, the copy has no values."""
-    copy = HostCopy(tensor, taken=is_taken(tensor, dist.get_backend_config(group)))
+def copy_for(backend: str, tensor: Tensor, *, sent: bool = True) -> HostCopy:
+    """Return the copy of a tensor of any shape for a back end; unless it is ``sent``, the copy has no values."""
+    copy = HostCopy(tensor, taken=is_taken(tensor, backend))
     if sent:
         copy.fetch()
         copy.wait()
@@ -102,7 +102,7 @@ def copy_for(group: Any, tensor: Tensor, *, sent: bool = True) -> HostCopy:
 @contextmanager
 def on_host(tensor: Tensor, group: Any = None) -> Iterator[Tensor]:
     """Yield the tensor, of any shape, or a copy that replaces it at the end if the group does not take it."""
-    copy = copy_for(group, tensor)
+    copy = copy_for(dist.get_backend_config(group), tensor)
     yield copy.host
     copy.put(copy.host)
 
@@ -206,39 +206,30 @@ class HostCarrier:
         self._backend = backend
 
     def sum(self, tensor: Tensor) -> Work:
-        copies = self._fetched([tensor])
-        return _Arriving(self._carrier.sum(copies[0].host), copies)
+        copy = copy_for(self._backend, tensor)
+        return _Arriving(self._carrier.sum(copy.host), [copy])
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
-        copies = self._fetched([tensor])
-        return _Arriving(self._carrier.broadcast(copies[0].host, source), copies)
+        copy = copy_for(self._backend, tensor)
+        return _Arriving(self._carrier.broadcast(copy.host, source), [copy])
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
-        given, arriving = self._fetched([tensor]), self._copies(into)
-        return _Arriving(self._carrier.gather(given[0].host, [one.host for one in arriving]), arriving)
+        given, arriving = copy_for(self._backend, tensor), self._arriving(into)
+        return _Arriving(self._carrier.gather(given.host, [one.host for one in arriving]), arriving)
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
-        given, arriving = self._fetched(outgoing), self._copies(incoming)
-        work = self._carrier.all_to_all([one.host for one in given], [one.host for one in arriving])
-        return _Arriving(work, arriving)
+        given, arriving = [copy_for(self._backend, one).host for one in outgoing], self._arriving(incoming)
+        return _Arriving(self._carrier.all_to_all(given, [one.host for one in arriving]), arriving)
 
     def send(self, tensor: Tensor, peer: int) -> Work:
-        return self._carrier.send(self._fetched([tensor])[0].host, peer)
+        return self._carrier.send(copy_for(self._backend, tensor).host, peer)
 
     def receive(self, tensor: Tensor, peer: int) -> Work:
-        copies = self._copies([tensor])
+        copies = self._arriving([tensor])
         return _Arriving(self._carrier.receive(copies[0].host, peer), copies)
 
     def close(self) -> None:
         self._carrier.close()
 
-    def _copies(self, tensors: Sequence[Tensor]) -> list[HostCopy]:
-        return [HostCopy(one, taken=is_taken(one, self._backend)) for one in tensors]
-
-    def _fetched(self, tensors: Sequence[Tensor]) -> list[HostCopy]:
-        copies = self._copies(tensors)
-        for one in copies:
-            one.fetch()
-        for one in copies:
-            one.wait()
-        return copies
+    def _arriving(self, tensors: Sequence[Tensor]) -> list[HostCopy]:
+        return [copy_for(self._backend, one, sent=False) for one in tensors]

@@ -40,16 +40,16 @@ class Flat:
 
     def room(self, more: int = 0) -> Tensor:
         """Return uninitialized memory for such a vector and ``more`` numbers: shape (size + more,)."""
-        if self.device != self._model_device:
+        if self.device.type == "cpu":
             return host_room([self.size + more], self.dtype, self._model_device)
         return torch.empty(self.size + more, dtype=self.dtype, device=self.device)
 
     def read(self, into: Tensor | None = None) -> Tensor:
         """Copy the replica into ``into``, or into new memory: shape (size,)."""
-        values, staged = self.room() if into is None else into, self.device != self._model_device
-        torch._foreach_copy_(self._pieces(values), self._live(), non_blocking=staged)
-        if staged:
-            mark_copied(self._model_device).synchronize()
+        values = self.room() if into is None else into
+        torch._foreach_copy_(self._pieces(values), self._live(), non_blocking=True)
+        if self.device.type == "cpu" and (copied := mark_copied(self._model_device)) is not None:
+            copied.synchronize()
         return values
 
     def write(self, values: Tensor) -> None:
