@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FakeWork
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined] # not in torch's stubs
 
 from uneven.errors import ConfigError
 from uneven.policy.core.back_end import takes
@@ -131,12 +131,18 @@ class ReducerGroup(dist.ProcessGroup):
         self._group = group
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override] # one of three
-        return FakeWork()
+        return _ended()
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:  # type: ignore[override] # one of two
         if self._group is not None:
             take_from_first(tensors, self._group)
-        return FakeWork()
+        return _ended()
+
+
+def _ended() -> Any:
+    future = torch.futures.Future[None]()
+    future.set_result(None)
+    return _create_work_from_future(future)
 
 
 def host_carries(device: torch.device, group: Any) -> bool:
