@@ -3,8 +3,9 @@
 import ast
 import graphlib
 import re
+from collections import Counter
 
-from test_architecture import KNOWN, Module, imports, modules, target
+from test_architecture import KNOWN, ROOT, Module, imports, modules, target
 
 WINDOWS_LACKS = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 """Modules that only uneven.runtime.system imports while it loads, on other systems."""
@@ -47,3 +48,11 @@ def test_every_file_loads_on_windows() -> None:
     ours = [one for one in modules() if one.name.partition(".")[0] == "uneven"]
     needs = {one.name: {name.partition(".")[0] for name in named_at_import(one)} & WINDOWS_LACKS for one in ours}
     assert {name: lacks for name, lacks in needs.items() if lacks} == {"uneven.runtime.system": {"fcntl", "resource"}}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by it, so a plain ``pytest`` would refuse the second one."""
+    names = Counter(
+        path.name for folder in ("tests", "benchmarks/tests") for path in (ROOT / folder).rglob("test_*.py")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
