@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines import staging
 from uneven.run.start.connect import Connection
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.staging import staging_forced
 from uneven_bench.inside import inside
 
 X = 24
@@ -71,6 +73,20 @@ class Unused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
+
+
+class Sides(nn.Module):
+    """Two parts of one size, whose gradients are ready in another order if they are called in another order."""
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.parts = nn.ModuleList([nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)])
+        self._order = (1, 0) if turned else (0, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = {place: self.parts[place](x) for place in self._order}
+        return found[0] + 2.0 * found[1]
 
 
 def frozen() -> nn.Module:
@@ -158,6 +174,13 @@ def test_workers_that_copy_next_to_others_that_need_no_copies(me: RankContext) -
         patch.setattr(Connection, "found", lambda connection, kinds: setattr(connection, "staged", True))
         model, _ = together(CASES["unused"], epochs=3, unused=True)
     assert_same(model, alone(CASES["unused"], epochs=3))
+
+
+@ranks(2)
+def test_with_copies_all_take_the_first_ones_order_of_gradients(me: RankContext) -> None:
+    with staging_forced():
+        model, _ = together((partial(Sides, turned=me.rank == 1), sgd), epochs=2)
+    assert_same(model, alone((Sides, sgd), epochs=2))
 
 
 @ranks(4)
