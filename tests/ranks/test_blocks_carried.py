@@ -125,7 +125,7 @@ def test_parameters_in_pieces(me: RankContext) -> list[list[float]]:
 LATE_SHARES, LATE_BATCH, LATE_STEPS = "static:shares=2/1", 6, 8
 LATE_PIECES = f"diloco:every=4,fragments=2,delay=1,{DILOCO}"
 LATE_WHOLE = DiLoCo(every=4, delay=2, outer=partial(torch.optim.Adam, lr=0.01))
-LATE_ENTRIES = "sparse-local:every=4,density=0.3,chunk=16,bits=32,delay=2"
+LATE_ENTRIES = "sparse-local:every=4,density=0.3,chunk=16,bits=32,delay=2,narrow=east"
 LATE = (LATE_PIECES, LATE_WHOLE, LATE_ENTRIES)
 
 

@@ -252,6 +252,6 @@ def test_a_session_refuses_shards_at_which_learners_could_wait_for_each_other(me
             publish(folder, shard, "tcp://127.0.0.1:1")  # nobody gets so far as to greet it
     dist.barrier()
     os.environ[RUN_VARIABLE] = tmp_path
-    with pytest.raises(ConfigError, match=r"through 3 shards.* use --servers 2 or fewer"):
+    with pytest.raises(ConfigError, match=r"through 3 shards.* use --servers 1, or quorum=3"):
         Run(SYNC, model=Double)
     dist.barrier()

@@ -105,13 +105,15 @@ def lost_joined_and_left(folder: Path, sync: str, servers: int, faults: list[str
 
 
 @pytest.mark.parametrize(
-    "sync", ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd", "shadow:load=1:asp"]
-)
+    "sync", ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd", "shadow:load=1:asp",
+        "decoupled:every=3"],
+)  # fmt: skip
 def test_through_a_parameter_server(tmp_path: Path, sync: str) -> None:
-    few = sync.startswith(("easgd", "shadow"))
+    few = sync.startswith(("easgd", "shadow", "decoupled"))
     faults = ["noted@2:1", "gave@1:2", "door@0:1", "leave@3:2"] if few else [
         "noted@2:5", "gave@1:7", "door@0:3", "leave@3:9"]  # fmt: skip
-    lost_joined_and_left(tmp_path, sync, 2, faults)
+    servers = 1 if sync.startswith("decoupled") else 2  # each would have its own quorum
+    lost_joined_and_left(tmp_path, sync, servers, faults)
 
 
 @pytest.mark.parametrize("sync", ["shadow:load=1:ma", "shadow:load=1:easgd:together=true,alpha=0.2"])

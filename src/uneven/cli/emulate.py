@@ -14,6 +14,8 @@ from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
 from uneven.cluster.emulate.pure.requirements import without
 from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import access
+from uneven.policy.core import run_config
+from uneven.policy.sync import by_server, policies
 from uneven.runtime.launch import Launch
 
 _CLUSTER = "Cluster"
@@ -108,4 +110,5 @@ def command(
             run_directory=directory,
             unprivileged=unprivileged,
             ready_within_s=ready_within,
+            served=elastic is not None and by_server(policies.resolve(run_config.merge(layers)[0].sync)),
         )

@@ -19,6 +19,9 @@ from transformers.trainer_utils import seed_worker
 
 from uneven.errors import ConfigError
 from uneven.integrations.epochs import CountedEpochs
+from uneven.policy.core.actions import Payload
+from uneven.policy.core.registry import describe
+from uneven.policy.sync.sync_policy import Pace
 from uneven.run.session import Session
 
 _STATE = "uneven.json"  # the file with the session's state in the folder of each checkpoint
@@ -47,6 +50,7 @@ class Balanced:
         accelerator = trainer.accelerator
         seed = args.seed if args.data_seed is None else args.data_seed
         self.session = Session(seed=seed) if session is None else session
+        self._gradients = _exchanges_gradients(self.session)
         self._epochs: CountedEpochs | None = None
         self._items: float | None = None
         self._prepared = False
@@ -129,11 +133,13 @@ class Balanced:
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
         """Return a scalar loss whose mean over workers is the mean over the global batch."""
-        count = self.loss_count(inputs)
+        # Where replicas are averaged, each steps on the mean over its own tokens, and counts by its samples.
+        count = self.loss_count(inputs) if self._gradients else None
         with nullcontext() if count is None else self.session.loss_mean(count):
             loss: torch.Tensor = super().training_step(model, inputs, *given, **named)  # type: ignore[misc] # as above
         # The Trainer averages over equal workers, so undo that and apply this worker's weight.
-        weight = self.session.loss_weight
+        shares = self.session.shares
+        weight = self.session.loss_weight if self._gradients else shares[self.session.rank] / sum(shares)
         return loss * (weight * self.session.world_size) if weight else torch.zeros_like(loss)
 
     def evaluation_loop(self, *given: Any, **named: Any) -> Any:
@@ -215,6 +221,24 @@ _REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "of the backward pass, before gradients are exchanged"),
 )  # fmt: skip
 """The unsupported features of a Trainer: a test and a text for the error."""
+
+
+def _exchanges_gradients(session: Session) -> bool:
+    """Return whether the workers average gradients, and not parameters; raise ConfigError if they count no common
+    steps."""
+    policy = session._loop.context.policy
+    facts, alone = policy.facts, session.world.alone
+    if session.world.elastic is not None:
+        raise ConfigError(
+            "Hugging Face's Trainer in an elastic run: it makes its own process group, which no worker can leave or "
+            "join. Start without --elastic, or write the loop"
+        )
+    if not alone and facts is not None and facts.pace in (Pace.OWN, Pace.BOUNDED):
+        raise ConfigError(
+            f"Hugging Face's Trainer under sync = {describe(policy)}: its workers take the same number of steps, "
+            "but this policy's do not. Use sync = 'bsp', 'local' or 'diloco', or write the loop"
+        )
+    return alone or facts is None or facts.payloads == (Payload.GRADIENT,)
 
 
 def _in_backward(optimizer: str) -> bool:

@@ -223,8 +223,9 @@ class Session:
     ) -> Any:
         """Prepare ``model`` for gradient exchange and return the given objects unchanged.
 
-        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys; copies of it (averaged
-        or saved models) exchange nothing. Pass the result of ``torch.compile``, or compile later.
+        Parameters are broadcast from rank 0, except frozen ones that are the same on all ranks. The model keeps its
+        type and its state-dict keys; copies of it (averaged or saved models) exchange nothing. Pass the result of
+        ``torch.compile``, or compile later.
 
         An optimizer that decides by the loss of its closure (LBFGS) needs the same loss on every rank: the sum over
         ranks of loss · share / global batch. Otherwise the ranks may take different numbers of passes and wait for each

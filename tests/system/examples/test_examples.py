@@ -17,9 +17,10 @@ from uneven_bench.forked.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = (
-    "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_callback", "08_graph", "09_recommendation"
+    "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_callback", "08_graph", "09_recommendation",
+    "10_lora",
 )  # fmt: skip
-PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION = (EXAMPLES / f"{name}.py" for name in NAMES)
+PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION, LORA = (EXAMPLES / f"{name}.py" for name in NAMES)
 ON_TWO = ["--standalone", "--nproc-per-node", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", *ON_TWO]
 FORKS = "import runpy; from uneven_bench.forked.run import fork_workers; fork_workers(); "
@@ -64,7 +65,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here_or_in_a_ray_cluster() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION, LORA]
 
 
 def test_what_differs_is_marked() -> None:
@@ -117,6 +118,21 @@ def test_recommendation(model: str, tmp_path: Path) -> None:
     printed = forked(RECOMMENDATION, "--model", model, "--samples", 8_000, directory=tmp_path, UNEVEN_DATA="")
     (auc,) = re.findall(r"AUC (0\.\d+)", printed)
     assert float(auc) > 0.6  # 0.70 and 0.72 were seen
+
+
+@pytest.mark.parametrize("sync", ["diloco:every=4", "decoupled:every=4", "bsp"])
+def test_one_adapter_of_lora_comes_of_three_workers(sync: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs peft: pip install '.[peft]'")
+    how = {"directory": tmp_path, "UNEVEN_DATA": "", "HF_HUB_OFFLINE": "1"}
+    few = ["--windows", 384, "--epochs", 4]
+    assert "half of Python's manual" in forked(LORA, "base", *few, **how)
+    through = ["--servers", 1] if sync.startswith("decoupled") else []
+    run = [*FORKED_RUN, "--nproc", 3, "--elastic", "1:3", "--sync", sync, *through, "--run-dir", "run"]
+    (tuned,) = re.findall(r"held-out loss (\d\.\d+)", forked(*run, LORA, "tune", *few, **how))
+    (told,) = re.findall(r"GPT (\d\.\d+), with the adapter (\d\.\d+)", forked(LORA, "read", *few, **how))
+    before, after = map(float, told)
+    assert after == pytest.approx(float(tuned), abs=1e-3), "what plain PEFT loads is the model that was evaluated"
+    assert after < before - 0.01
 
 
 def test_threads(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def emulate(
     run_directory: Path,
     unprivileged: bool = False,
     ready_within_s: float = READY_WITHIN_S,
+    served: bool = False,
 ) -> None:
     """Run the script of ``launch`` on every node of ``spec`` until it ends. Call it in the main thread.
 
@@ -53,6 +54,7 @@ def emulate(
         run_directory: for settings and journal of the workers; it must exist.
         unprivileged: use only the means of an ordinary user, also as root.
         ready_within_s: the description applies when every worker's training has started, or after this time.
+        served: whether the workers of an elastic run need a parameter server. It is on the link of the first node.
 
     Raises:
         ConfigError: something in ``spec`` cannot be emulated here; nothing has been started.
@@ -68,6 +70,17 @@ def emulate(
         machines = _machines(spec, isolated)
         stack.callback(machines.close)
         say(f"{spec.name}: {len(spec.nodes)} nodes, by {machines.how}")
+        if served:
+            from uneven.runtime.messages.keys import SERVER
+            from uneven.runtime.parameter_server import ShardHost, make_keys
+
+            make_keys(run_directory / SERVER)
+            many = len(spec.initial_members)
+            stack.enter_context(
+                machines.meet(
+                    lambda host, port: ShardHost(run_directory / SERVER, 0, many, bind=f"tcp://{host}", growing=True)
+                )
+            )
         workers = EmulatedWorkers(spec, launch, machines, run_directory, events)
         stack.callback(workers.forget_errors)
         stack.callback(workers.end_all, lambda: stop.requests > 1)

@@ -193,9 +193,8 @@ class Training(Arithmetic):
         """Return the selected entries of ``held``, and the point between the two ``ends`` (carried, moved) that they
         reach.
         """
-        assert exchange.select is not None
         (carried, moved), whole = ends, held.numpy()
-        picked = shortest(exchange.select.pick(whole, parameters.numpy()), whole)
+        picked = shortest(exchange.select_of(rank).pick(whole, parameters.numpy()), whole)
         self._parts[rank] = (packed_bytes(picked) - HEADER_BYTES) / whole.nbytes
         value = torch.from_numpy(picked.dense())
         if picked.places is None:

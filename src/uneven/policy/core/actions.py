@@ -7,12 +7,13 @@ The simulator turns the same object into transfers and waits in virtual time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from uneven.errors import ConfigError
 from uneven.policy.merge import Add, BlockMomentum, Combined, Elastic, Mean, Merge, Payload
 from uneven.policy.select import Selection, Significant, TopK
+from uneven.policy.select.picked import WHOLE
 
 __all__ = [
     "Add",
@@ -104,11 +105,13 @@ class Far:
             exchanges sums with the other hubs. Empty: all parties send to all.
         barrier_bytes: if there is a lead: when more bytes than this are on their way to a party, it gets the positions
             of the entries immediately and reads none of them before they arrive. 0 turns this off.
+        whole: ranks that send all entries unchanged, because their links are wide.
     """
 
     lead: int = 0
     hubs: tuple[tuple[int, ...], ...] = ()
     barrier_bytes: float = 0.0
+    whole: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ class Exchange:
             that was contributed. 0 waits immediately.
 
     Raises:
-        ConfigError: payload, moment, piece, delay, quorum or parties do not fit each other.
+        ConfigError: payload, moment, piece, delay, quorum, parties or senders of whole vectors do not fit each other.
     """
 
     payload: Payload
@@ -175,6 +178,20 @@ class Exchange:
             raise ConfigError(f"groups {hubs} do not divide the first of each of the parties {self.parties}")
         if self.parties and sorted(rank for party in self.parties for rank in party) != sorted(self.members):
             raise ConfigError(f"parties {self.parties} do not divide the members {self.members}")
+        if self.far.whole and not isinstance(self.select, TopK):
+            raise ConfigError(
+                f"ranks {self.far.whole} send whole vectors of {self.payload.value}, and the others do not: an "
+                "all-reduce and a server need one format from all. Only the largest entries, as of sparse-local, have "
+                "messages with a format of each sender"
+            )
+
+    def select_of(self, rank: int) -> Selection:
+        """Return the selection of the entries that the member ``rank`` sends, if the exchange has one."""
+        assert self.select is not None
+        if rank not in self.far.whole:
+            return self.select
+        assert isinstance(self.select, TopK)
+        return replace(self.select, density=1.0, bits=WHOLE)
 
     @property
     def beside(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.errors import ConfigError
-from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan, TopK
+from uneven.policy.core.actions import Exchange, Far, Mean, Moment, Payload, StepPlan, TopK
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, flag, number, whole
 from uneven.policy.sync.bsp import bsp_plan, gradient_mean
@@ -30,6 +30,8 @@ class SparseLocal(SyncPolicy):
         chunk: entries of a chunk, at most 4,096.
         by_site: with several sites, the workers of each average gradients on every step and send one message.
         delay: steps, below ``every``.
+        narrow: the site whose link is narrow, or several (``home/lab`` on the command line). Only its workers select;
+            those of other sites send all entries in 32 bits. Without it, all select.
     """
 
     evaluation_model = EvaluationModel.MEAN
@@ -44,6 +46,7 @@ class SparseLocal(SyncPolicy):
         chunk: int = 4096,
         by_site: bool = True,
         delay: int = 0,
+        narrow: str | tuple[str, ...] = (),
     ) -> None:
         self.every = whole(self._name, "every", every, least=1)
         self.delay = whole(self._name, "delay", delay, least=0)
@@ -56,8 +59,9 @@ class SparseLocal(SyncPolicy):
         self.bits = whole(self._name, "bits", bits, least=1)
         self.chunk = whole(self._name, "chunk", chunk, least=1)
         self.by_site = flag(self._name, "by_site", by_site)
+        self.narrow = (narrow,) if isinstance(narrow, str) else tuple(narrow)
         self._select = TopK(self.density, self.chunk, self.bits)
-        self._plans = PerRank(self._make_plans, looks_at_sites=self.by_site)
+        self._plans = PerRank(self._make_plans, looks_at_sites=self.by_site or bool(self.narrow))
 
     def plan(self, view: SyncView) -> StepPlan:
         return self._plans(view, int((view.clock + 1) % self.every == 0) + 2 * view.changes)
@@ -78,7 +82,8 @@ class SparseLocal(SyncPolicy):
             pace=Pace.TOGETHER,
             stops=True,
             moves=f"{moves}the largest {100 * self.density:.3g} % of the movements, {self.bits} bits each, "
-            f"{often(self.every)}, after the optimizer",
+            f"{often(self.every)}, after the optimizer"
+            + (f"; all entries from sites other than {', '.join(self.narrow)}" if self.narrow else ""),
             waits=f"{waits}all workers for the slowest, {often(self.every)}{late}",
             stale=(f"the others' steps of the current block, up to {behind}, and " if behind else "")
             + "the smaller entries, until they are among the largest",
@@ -100,6 +105,7 @@ class SparseLocal(SyncPolicy):
             parties=homes,
             select=self._select,
             delay=self.delay,
+            far=Far(whole=self._wide(view)),
         )
         plans = {}
         for home in homes:
@@ -107,11 +113,30 @@ class SparseLocal(SyncPolicy):
             plans.update(dict.fromkeys(home, StepPlan(exchanges=(*near, far) if phase % 2 else near)))
         return plans
 
+    def _wide(self, view: SyncView) -> tuple[int, ...]:
+        """Return the ranks that send all entries; raise ConfigError if no worker is at a site of ``narrow``."""
+        there = {view.sites.get(rank, "") for rank in view.members}
+        # The workers of a site may come later, and before a run no sites are known.
+        if view.sites and not view.changes and (unknown := [one for one in self.narrow if one not in there]):
+            raise ConfigError(
+                f"{self._name}: narrow = {unknown[0]!r}, but the sites are {', '.join(map(repr, sorted(there)))}: name "
+                "one of them, or set UNEVEN_SITE on its machines"
+            )
+        return tuple(one for one in view.members if self.narrow and view.sites.get(one, "") not in self.narrow)
+
 
 class LargestEntries(SparseLocal):
     """Top-k on every step: :class:`SparseLocal` with blocks of one step and whole values."""
 
     _name = "topk"
 
-    def __init__(self, *, density: float = 0.01, bits: int = 32, chunk: int = 4096, by_site: bool = True) -> None:
-        super().__init__(every=1, density=density, bits=bits, chunk=chunk, by_site=by_site)
+    def __init__(
+        self,
+        *,
+        density: float = 0.01,
+        bits: int = 32,
+        chunk: int = 4096,
+        by_site: bool = True,
+        narrow: str | tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(every=1, density=density, bits=bits, chunk=chunk, by_site=by_site, narrow=narrow)

@@ -86,8 +86,9 @@ class Participants(Protocol):
     def leave(self) -> None:
         """Leave after the step under way. Raises ConfigError if no worker can leave."""
 
-    def meet(self, model: nn.Module) -> None:
-        """Give all workers the first one's parameters and buffers, unless the exchanges do so."""
+    def meet(self, model: nn.Module, frozen: str) -> None:
+        """Give all workers of an elastic run the first one's parameters and buffers.
+        Frozen parameters stay as they are if ``frozen`` is their digest on all workers."""
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
         """Remember the model and the user's other objects whose state a newcomer needs."""

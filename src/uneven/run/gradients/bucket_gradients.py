@@ -36,7 +36,7 @@ from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.bucket_communicator import GradientCommunicator
 from uneven.run.lines.communicator import RoundPlace, RoundTensor
-from uneven.run.lines.group_lines import ReducerGroup, sum_now, take_from_first
+from uneven.run.lines.group_lines import ReducerGroup, sum_now
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import parts_called, unused_parameters
 from uneven.run.model.hooks import ModelHook
@@ -108,9 +108,6 @@ class BucketGradients(ExchangedSteps):
         device = self._parameters[0].device
         # DDP cannot use another group after a loss, and its own sums would go to the device.
         self._reducing = ReducerGroup(self.group) if self.rounds.whole else self.group
-        if self.rounds.whole and self.group is not None:  # otherwise DDP does so, or the workers have the first one's
-            ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-            take_from_first((one.data for name, one in model.named_parameters() if name not in ignored), self.group)
         self._wrap(model)
         self._statistics = BatchStatistics(model, self.group)
         self.words = self.rounds.meet(device, self._statistics.finish)
@@ -119,7 +116,7 @@ class BucketGradients(ExchangedSteps):
         return [self.check_step]
 
     def _wrap(self, model: nn.Module) -> None:
-        how = {"process_group": self._reducing, "init_sync": not self.rounds.whole} | self._options | _NO_BROADCAST
+        how = {"process_group": self._reducing, "init_sync": False} | self._options | _NO_BROADCAST
         self._ddp = DistributedDataParallel(model, **how)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 

@@ -31,6 +31,7 @@ from uneven.run.lines.control_words import JOIN_PENDING, NONE
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.generations import LeftOut, Membership
 from uneven.run.membership.state_transfer import give, load_state, state_of, take
+from uneven.run.model.check import travelling
 
 if TYPE_CHECKING:
     from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
@@ -97,6 +98,7 @@ class ElasticRun:
         self.membership = membership
         self.most = membership.bounds[1]
         self.joins_later = membership.joins_later
+        self._frozen = ""  # digest of the frozen parameters if it is the same on all workers
         self.book: SampleBook
         self.book = self.returned = RequeuedSamples(membership.members)
         # makes all rounds of this worker
@@ -148,17 +150,19 @@ class ElasticRun:
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
         self._model, self._others = model, tuple(others)
 
-    def meet(self, model: nn.Module) -> None:
-        """Form the founders' group and broadcast the first one's parameters and buffers."""
+    def meet(self, model: nn.Module, frozen: str) -> None:
+        """Form the founders' group and broadcast the first one's parameters and buffers, but not frozen parameters with
+        the digest ``frozen`` on all workers."""
+        self._frozen = frozen
         # A worker that joins later gets them with the state of the run.
         if self.joins_later or self.rounds.circle is not None:
             return
         try:
             circle = self.rounds.circle = self.membership.circle("exchanges")
-            for one in [*model.parameters(), *model.buffers()]:
-                flat = one.detach().contiguous()
+            for one in travelling(model, frozen):
+                flat = one.contiguous()
                 circle.wait(circle.broadcast(flat, 0))
-                one.detach().copy_(flat)
+                one.copy_(flat)
         except (GroupAborted, TimeoutError) as error:
             gone = self.membership.board.dead(self.membership.members)
             said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
@@ -296,7 +300,7 @@ class ElasticRun:
             "by": self.rounds.by,
             "generation": self.membership.generation.text(),
             "donor": self.membership.worker,
-            **state_of(self._model, self._others),
+            **state_of(self._model, self._others, self._frozen),
         }
         give(state, self.membership.board, key, self._group_of(key, those, lost))
 

@@ -69,9 +69,9 @@ class FollowedMembers(ElasticRun):
         self._gone: set[int] = set()
         self._removals: dict[int, Removal | None] = {}  # whose last update is not known yet
 
-    def meet(self, model: nn.Module) -> None:
+    def meet(self, model: nn.Module, frozen: str) -> None:
         """Form the founders' group and drop it, because they make no further exchanges."""
-        super().meet(model)
+        super().meet(model, frozen)
         circle, self.rounds.circle = self.rounds.circle, None
         if circle is not None:
             circle.drop()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from uneven.errors import CheckpointError
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
+from uneven.run.model.check import frozen_digest
 from uneven.runtime.membership_board import Board
 
 _TENSOR, _TUPLE, _MAP = "__tensor__", "__tuple__", "__map__"
@@ -109,19 +110,26 @@ def _move(tensors: list[Tensor], circle: AbortableGroup) -> None:
     circle.drop()
 
 
-def state_of(model: nn.Module, others: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of the user's objects, also of buffers that a state dict leaves out."""
-    states = [one.state_dict() for one in others]
-    return {"model": dict(model.state_dict()), "buffers": _unsaved(model), "others": states}
+def state_of(model: nn.Module, others: Sequence[Any], frozen: str) -> dict[str, Any]:
+    """Return the state of the user's objects, also of buffers that a state dict leaves out.
+    Frozen parameters are left out if their digest is still ``frozen``, as on the newcomer."""
+    states, saved = [one.state_dict() for one in others], model.state_dict(keep_vars=True)
+    if frozen and frozen_digest(model) == frozen:  # a script may change them, as those of a moving average
+        saved = {name: one for name, one in saved.items() if not _frozen(one)}
+    return {"model": dict(saved), "buffers": _unsaved(model), "others": states}
 
 
 def load_state(state: dict[str, Any], model: nn.Module, others: Sequence[Any]) -> None:
     with torch.no_grad():
-        model.load_state_dict(state["model"])
+        model.load_state_dict(model.state_dict() | state["model"])
         for name, buffer in _unsaved(model).items():
             buffer.copy_(state["buffers"][name])
     for one, its in zip(others, state["others"], strict=True):
         one.load_state_dict(its)
+
+
+def _frozen(saved: Any) -> bool:
+    return isinstance(saved, nn.Parameter) and not saved.requires_grad
 
 
 def _unsaved(model: nn.Module) -> dict[str, Tensor]:

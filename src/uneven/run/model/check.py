@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -188,6 +189,25 @@ def describe_model(model: nn.Module) -> dict[str, str]:
         name: f"{tuple(tensor.shape)} {tensor.dtype}{'' if trained.get(name, True) else ' frozen'}"
         for name, tensor in named
     }
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """Return a digest of names and values of the parameters that are not trained; "" without any."""
+    frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    digest = hashlib.blake2b(digest_size=16)
+    for name, one in frozen:
+        digest.update(name.encode())
+        digest.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else ""
+
+
+def travelling(model: nn.Module, frozen: str) -> list[torch.Tensor]:
+    """Return the parameters and buffers that all workers take from the first one, detached.
+    Frozen parameters are left out if ``frozen`` is their digest on all workers."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    named = [one for name, one in model.named_parameters() if name not in ignored]
+    parameters = [one for one in named if one.requires_grad or not frozen]
+    return [one.detach() for one in chain(parameters, model.buffers())]
 
 
 def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteration: int) -> str:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payloa
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
 from uneven.policy.sync import EvaluationModel, SyncPolicy, first_plans
-from uneven.run.lines.group_lines import take_from_first
 from uneven.run.replicas.flat import (
     EXTRA,
     Flat,
@@ -409,11 +407,6 @@ class Replica:
         mean = self._merge is None or self._merge.combined is Combined.MEAN
         self._state = MergeState(self._pieces)
         self._state.load(kept, centred=self.flat.trained if self._centred and mean else 0)
-
-
-def broadcast_from_first(model: nn.Module) -> None:
-    """Copy rank 0's parameters and buffers to every rank."""
-    take_from_first(one.data for one in chain(model.parameters(), model.buffers()))
 
 
 def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:

@@ -343,9 +343,9 @@ class ReplicaSync(NoSync):
         if not self.aggregator.settles():
             self._follow(self.ledger.owing(self._free_for))
             self._thread.wait()
-            self.aggregator.epoch_over()
             for order in self.ledger.settling():
                 self._meet(order)
+            self.aggregator.epoch_over()
         self.write_down()
 
     def for_newcomers(self) -> Any:

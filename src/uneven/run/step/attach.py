@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from uneven.errors import ConfigError
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.actions import StepPlan
 from uneven.policy.core.registry import describe
@@ -18,7 +19,17 @@ from uneven.run.context.context import Context
 from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.first_losses import FirstLosses
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
+from uneven.run.lines.group_lines import take_from_first
+from uneven.run.model.check import (
+    check_model,
+    check_optimizer,
+    check_sharded,
+    describe_model,
+    frozen_digest,
+    is_sharded,
+    parts_called,
+    travelling,
+)
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
 from uneven.run.replicas.no_sync import NoSync
@@ -101,12 +112,16 @@ def attach(
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
     said = {"_device": device.type, **describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
+    said["_frozen"] = "" if sharded or context.participants.alone else frozen_digest(model)
     # Before anything waits for another rank: different models would otherwise hang in the first exchange.
     found = compare(context.connection.transport, said, "session.setup")
+    frozen = _common([one["_frozen"] for one in found], joins_later=context.participants.joins_later)
     context.connection.found([one["_device"] for one in found])
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
-    context.participants.meet(model)
+    context.participants.meet(model, frozen)
+    if context.connection.roll is not None and not sharded:
+        take_from_first(travelling(model, frozen))
     meter, who = reports.books.meter, (context.policy, context.members, context.sites)
     out = outlook(*who, changes=context.participants.changes)
     if sharded:
@@ -180,6 +195,20 @@ def _weighted_rightly(hands: InFlightBatches, counting: PassCounts, context: Con
     """Return whether a pass, perhaps on equal parts of other samples, gets the weight that is right for it."""
     equal = hands.newest is not None and hands.newest.weight == 1 / len(context.members)
     return equal or counting.counted or hands.holds(arguments)  # a script that counts weights its samples itself
+
+
+def _common(digests: list[str], *, joins_later: bool) -> str:
+    """Return the digest of the frozen parameters if it is the same everywhere, so that they need not be sent; "" if
+    not. Raises ConfigError if this worker joins a run whose other workers have other ones, and send none."""
+    *founders, own = digests if joins_later else (*digests, digests[0])
+    if len(set(founders)) > 1:
+        return ""
+    if founders[0] not in ("", own):
+        raise ConfigError(
+            "session.setup: the parameters with requires_grad=False differ from those of the run. They are the same on "
+            "all its workers, and so not sent to new ones: load the same pretrained weights before session.setup"
+        )
+    return own
 
 
 def _ready(parts: Callbacks, hands: InFlightBatches, *step: object) -> None:

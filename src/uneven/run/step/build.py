@@ -47,7 +47,7 @@ from uneven.run.replicas.background_thread import PATIENCE_S, BackgroundThread
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.no_sync import NoSync
 from uneven.run.replicas.peer_aggregator import BackgroundPeers, PeerAggregator, PeerLines
-from uneven.run.replicas.replica import Replica, announce, broadcast_from_first, refuse_synchronised_layers
+from uneven.run.replicas.replica import Replica, announce, refuse_synchronised_layers
 from uneven.run.replicas.replica_sync import ReplicaSync
 from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.locate import find_home
@@ -241,7 +241,7 @@ def _through_server(
     parties = () if exchange is None else exchange.parties  # with a server in each site
     party = next((party for party in parties if context.rank in party), ())
     home = find_home(context.connection.transport, context.world, timeout_s, party, stays=not there.changes)
-    check_shards(*who, home.shards)
+    check_shards(*who, home.shards, changes=there.changes)
     home.begun(training=False)
     kind = partial(SiteAggregator, parties=parties, mean_by=_mean_by(context)) if parties else ServerAggregator
     copy = ServerParameters(replica, context.rank, home, timeout_s, traffic.open("parameter server"))
@@ -370,8 +370,6 @@ def follow(context: Context, model: nn.Module, hands: InFlightBatches, agreement
 
 def _replica(context: Context, model: nn.Module, *, on_host: bool) -> Replica:
     refuse_synchronised_layers(model, context.policy)
-    if context.connection.roll is not None:
-        broadcast_from_first(model)
     return Replica(model, on_host=on_host)
 
 

@@ -98,8 +98,6 @@ def _not_in_a_row(policy: SyncPolicy, most: int) -> str:
             return why
         if one.select is not None:
             continue
-        if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
-            return "a movement that is not merged yet exists only in the replica of its worker"
         if one.via is Via.SERVER:  # the server keeps all updates of a lost worker
             continue
         if one.piece is not None:

@@ -32,6 +32,7 @@ class ShardHost(ShardThread):
         directory: that of :func:`uneven.runtime.messages.keys.make_keys`; the shard writes its address there.
         ranks: of the workers; 0 to members − 1 if None.
         bind: address to listen on, ``tcp://ADDRESS`` of this machine; by default the loopback.
+        growing: workers with new ranks may come later.
 
     Raises:
         ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.
@@ -46,8 +47,9 @@ class ShardHost(ShardThread):
         ranks: Collection[int] | None = None,
         bind: str = LOOPBACK,
         patience: Patience | None = None,
+        growing: bool = False,
     ) -> None:
-        self._shard = _shard(range(members) if ranks is None else ranks, patience or Patience())
+        self._shard = _shard(range(members) if ranks is None else ranks, patience or Patience(), growing)
         super().__init__(ShardSockets(directory, shard, bind, self._shard, encode), f"uneven-shard-{shard}")
 
     def stored(self) -> Stored:

@@ -16,8 +16,11 @@ from uneven.runtime.world import discover
 SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
 
 
-def plan(policy: str, clock: int = 0, rank: int = 1, sites: dict[int, str] = SITES):  # type: ignore[no-untyped-def]
-    return policies.resolve(policy).plan(SyncView(rank=rank, clock=clock, members=(0, 1, 2, 3), sites=sites))
+def plan(  # type: ignore[no-untyped-def]
+    policy: str, clock: int = 0, rank: int = 1, sites: dict[int, str] = SITES, changes: bool = False
+):
+    view = SyncView(rank=rank, clock=clock, members=(0, 1, 2, 3), sites=sites, changes=changes)
+    return policies.resolve(policy).plan(view)
 
 
 def test_a_bandwidth_needs_a_threshold_up_to_which_it_may_be_kept() -> None:
@@ -151,6 +154,18 @@ def test_sparse_local_speaks_after_each_block_for_a_site_or_for_each_worker() ->
         assert [one.parties for one in alone.exchanges] == [everybody]
     assert plan(f"{spec},delay=2", 3).exchanges[-1] == replace(far, delay=2)
     assert plan("topk:density=0.3", 0).exchanges[-1].select == TopK(0.3)
+
+
+def test_only_the_workers_behind_narrow_links_select() -> None:
+    far = plan("sparse-local:every=1,density=0.1,narrow=east").exchanges[-1]
+    assert [far.select_of(rank) for rank in range(4)] == [TopK(0.1, bits=2), TopK(1.0)] * 2
+    both = plan("topk:narrow=east/west").exchanges[-1]
+    assert {both.select_of(rank) for rank in range(4)} == {TopK(0.01)}
+    with pytest.raises(ConfigError, match="narrow = 'c', but the sites are 'east', 'west'"):
+        plan("topk:narrow=c")
+    assert plan("topk:narrow=c", changes=True), "its workers may come later"
+    with pytest.raises(ConfigError, match="an all-reduce and a server need one format"):
+        replace(plan("local:every=1").exchanges[0], far=Far(whole=(0,)))
 
 
 def test_with_one_site_gaia_is_bsp() -> None:

@@ -112,7 +112,7 @@ class Worker:
         return rounds
 
     def meet(self) -> None:
-        self.elastic.meet(self.model)
+        self.elastic.meet(self.model, "")
 
     def sum(self, words: bool = True) -> float:
         self.rounds.begin(RoundPlace("a sum", settles=-1))

@@ -64,7 +64,7 @@ def test_carried_beside_the_training(sync: str) -> None:
     assert elastic_kind(policies.resolve(sync)) is BackgroundMembers
 
 
-@pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp"])
+@pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp", "decoupled"])
 def test_carried_through_a_parameter_server(sync: str) -> None:
     refuse(sync, balance="even")
     assert elastic_kind(policies.resolve(sync)) is FollowedMembers
@@ -80,7 +80,6 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("geo:ssp", "the server of a site is in one of its workers"),
         ("diloco:fragments=2", "parameters in pieces"),
         ("diloco:delay=2", "parameters in pieces"),
-        ("decoupled", "a movement that is not merged yet"),
     ],
 )
 def test_refused_with_the_reason(sync: str, why: str) -> None:

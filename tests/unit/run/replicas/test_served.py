@@ -236,14 +236,15 @@ def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool)
     worker.session.close()
 
 
-@pytest.mark.parametrize(("quorum", "shards", "carried"), [(2, 1, True), (2, 2, True), (2, 3, False), (2, 4, False),
-                                                        (1, 4, True), (3, 4, True)])  # fmt: skip
+@pytest.mark.parametrize(("quorum", "shards", "carried"), [(2, 1, True), (2, 2, False), (1, 4, True), (3, 4, True)])
 def test_a_quorum_of_some_is_refused_where_shards_could_wait_for_different_ones(
     quorum: int, shards: int, carried: bool
 ) -> None:
     policy = policies.resolve(f"decoupled:every=2,quorum={quorum}")
-    with contextlib.nullcontext() if carried else pytest.raises(ConfigError, match="use --servers 2 or fewer"):
+    with contextlib.nullcontext() if carried else pytest.raises(ConfigError, match="use --servers 1, or quorum=3"):
         check_shards(policy, (0, 1, 2), dict.fromkeys(range(3), ""), shards)
+    with contextlib.nullcontext() if 1 in (quorum, shards) else pytest.raises(ConfigError, match="quorum of"):
+        check_shards(policy, (0, 1, 2), dict.fromkeys(range(3), ""), shards, changes=True)
 
 
 def group_net() -> nn.Module:

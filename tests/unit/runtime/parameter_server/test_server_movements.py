@@ -76,6 +76,15 @@ def test_a_merge_does_not_wait_for_who_does_not_come(how: str) -> None:
     assert told(out) == {0: 2.0}
 
 
+def test_what_is_in_no_copy_yet_of_a_worker_that_is_gone_is_in_no_later_one() -> None:
+    crew = Crew(3)
+    assert crew.move(0, 8.0, momentum=0.0) == []
+    buried = crew.say(Kind.BURY, 1, extra=0)[0]
+    assert buried.entries[0].clock == 0, "its samples come again"
+    assert crew.move(1, 2.0, momentum=0.0) == []
+    assert told(crew.move(2, 4.0, momentum=0.0)) == {1: 3.0, 2: 3.0}
+
+
 def test_what_is_in_no_copy_yet_is_sent_again_to_a_shard_that_starts_anew_and_counts_once() -> None:
     crew = Crew(2)
     one = Link(0, TABLE, 0, ELEMENTS, Held(0, vector(0, 0, 0)))

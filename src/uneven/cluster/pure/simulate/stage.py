@@ -123,7 +123,7 @@ class Stage:
             # Selected entries travel with their places, in the shortest encoding.
             entries = self.workload.gradient_bytes / _NUMBER_BYTES
             significant = min(1.0, self.workload.significant * self.bandwidths.passes(rank, exchange))
-            picked_bytes = estimated_bytes(exchange.select, entries, significant, _NUMBER_BYTES)
+            picked_bytes = estimated_bytes(exchange.select_of(rank), entries, significant, _NUMBER_BYTES)
             part = picked_bytes / max(1, self.workload.gradient_bytes)
         return whole * part
 

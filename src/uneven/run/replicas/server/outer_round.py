@@ -24,21 +24,25 @@ def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: d
         )
 
 
-def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int) -> None:
-    """Raise :class:`ConfigError` if this number of shards could deadlock: more than two, with a quorum of some
-    members."""
-    # Each shard merges with the workers that come first, and a worker that waits at one shard sends nothing more. With
-    # three shards or more all members can wait, each at another one. With two, the last merge has answered a quorum at
-    # one shard, and less than a quorum waits at the other, so some worker continues.
-    if shards <= 2:
+def check_shards(
+    policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int, *, changes: bool = False
+) -> None:
+    """Raise :class:`ConfigError` if this number of shards could deadlock: several, with a quorum of some members.
+
+    ``changes`` is True if workers may leave and join, so that a quorum of all becomes one of some.
+    """
+    # Each shard merges with the workers that come first, and a worker that waits at one shard sends nothing more. So
+    # two workers can wait for each other at two shards, if a third one died after it was merged at both.
+    if shards == 1:
         return
     for exchange in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges if _is_one(one)):
         quorum = exchange.quorum
-        if quorum is not None and 1 < quorum.count < len(exchange.members):
+        if quorum is not None and quorum.count > 1 and (changes or quorum.count < len(exchange.members)):
+            way = "" if changes else f", or quorum={len(exchange.members)}"
             raise ConfigError(
                 f"sync = {describe(policy)} through {shards} shards: each shard has its own quorum of "
                 f"{quorum.count} of {len(exchange.members)}, so workers could wait for each other forever; use "
-                f"--servers 2 or fewer, or quorum={len(exchange.members)}"
+                f"--servers 1{way}"
             )
 
 

@@ -114,16 +114,15 @@ class ElasticEntries(UnsentMovement):
     # ---------------------------------------------------------------- an exchange
     def meet(self, exchange: Exchange, moved: Moved) -> ExchangeResult:
         own, movement, finite = self._moved(moved)
-        assert exchange.select is not None
         assert self._sums is not None
         assert self._base is not None
-        sums = Accumulator(self._sums.held + movement)
+        sums, select = Accumulator(self._sums.held + movement), exchange.select_of(self._rank)
         what = f"the exchange of entries after step {moved.clock}"
         self._rounds.begin(RoundPlace(what))  # members may change here, so this worker's party is asked for later
         party = self._party_among(exchange, self._rounds.membership.members)
         everything = Picked(self._flat.size, None, sums.held.copy())
         emptied = party == (self._rank,) and self._leaving()
-        picked = everything if emptied else sums.pick(self._threshold.within(exchange.select), own, moved.rate)
+        picked = everything if emptied else sums.pick(self._threshold.within(select), own, moved.rate)
         message = pack(picked, moved.clock, sum(self._samples(one, moved.iteration) for one in party))
         arrived: dict[int, torch.Tensor] = {}
         self._swap(_lengths(len(message), arrived))

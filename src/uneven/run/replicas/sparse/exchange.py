@@ -187,13 +187,13 @@ class EntriesExchange(UnsentMovement):
 
     def meet(self, exchange: Exchange, moved: Moved) -> ExchangeResult:
         own, movement, finite = self._moved(moved)
-        assert exchange.select is not None
+        select = exchange.select_of(self._rank)
         if exchange.far.lead or exchange.far.hubs:
             return self._meet_by_way(exchange, moved, own, movement, finite)
-        if exchange.select.whole and exchange.merge.combined is Combined.SUM:
+        if select.whole and exchange.merge.combined is Combined.SUM:
             return self._meet_whole(own, movement, moved.clock, finite)
-        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
-        heard, more_bytes = self._hear(exchange.select, moved.clock, messages)
+        messages, sent_bytes = self._give(select, moved, own, movement)
+        heard, more_bytes = self._hear(select, moved.clock, messages)
         assert self._base is not None
         outcome = outcome_of(exchange.merge, own, self._base.numpy(), heard, self._mine)
         return self._written(outcome, sent_bytes + more_bytes, finite)
@@ -203,12 +203,11 @@ class EntriesExchange(UnsentMovement):
     ) -> tuple[Callable[[], _Heard], Callable[[_Heard], torch.Tensor]]:
         began_s = time.perf_counter()
         own, movement, finite = self._moved(moved)
-        assert exchange.select is not None
-        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
+        select = exchange.select_of(self._rank)
+        messages, sent_bytes = self._give(select, moved, own, movement)
 
         def hear() -> _Heard:
-            assert exchange.select is not None
-            return time.perf_counter(), *self._hear(exchange.select, moved.clock, messages)
+            return time.perf_counter(), *self._hear(select, moved.clock, messages)
 
         def arrive(found: _Heard) -> torch.Tensor:
             here_s, heard, more_bytes = found

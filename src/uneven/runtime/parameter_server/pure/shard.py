@@ -155,6 +155,8 @@ class Shard:
             raise Refused(Refusal.RANK)
         member = self._crew.setdefault(rank, KnownWorker())
         already, member.buried = member.buried, True
+        # In no copy yet, so its samples come again: a later merge may not contain it, too.
+        self.movements.open.pop(rank, None)
         return [] if already else self._leave(rank)
 
     def _bounded(self, most_s: float) -> float:
