@@ -57,8 +57,9 @@ def test_one_worker_trains(system: str, tmp_path: Path) -> None:
         ("darwin", "bsp", "0", ""),
         ("darwin", "asp", "1", ""),
         ("win32", "bsp", "0", ""),
-        ("win32", "decoupled:every=2", "1", "gloo"),
+        ("win32", "decoupled:every=2,outer_momentum=0", "1", "gloo"),
         ("win32", "asp", "0", "gloo"),
+        ("win32", "bsp", "0", "gloo"),
     ],
 )
 def test_two_workers_train(system: str, sync: str, servers: str, lacks: str, tmp_path: Path) -> None:
@@ -68,6 +69,7 @@ def test_two_workers_train(system: str, sync: str, servers: str, lacks: str, tmp
     told = sorted(line for line in done.stdout.splitlines() if line.startswith(NAMES[system]))
     assert told == [f"{NAMES[system]} rank {rank} on cpu: learned" for rank in (0, 1)], done.stdout + done.stderr
     assert done.returncode == 0
+    assert ("has no gloo, so gradients pass through the store" in said(done)) == ((sync, lacks) == ("bsp", "gloo"))
 
 
 @SYSTEMS

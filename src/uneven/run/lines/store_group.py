@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-NAME = "uneven_store"
+NO_GLOO = "uneven_store"
 
 
 def host_backend() -> str:
     """Return the name of the backend for tensors in host memory: gloo, or the store where torch has no gloo."""
     if dist.is_gloo_available():
         return "gloo"
-    if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, StoreGroup, devices=["cpu", "cuda"])
-    return NAME
+    if not hasattr(dist.Backend, NO_GLOO.upper()):
+        dist.Backend.register_backend(NO_GLOO, StoreGroup, devices=["cpu", "cuda"])
+    return NO_GLOO
 
 
 class StoreGroup(dist.ProcessGroup):
@@ -57,7 +57,7 @@ class StoreGroup(dist.ProcessGroup):
         return self._name
 
     def getBackendName(self) -> str:
-        return NAME
+        return NO_GLOO
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override] # an overload
         if tensors[0].is_sparse or (opts is not None and opts.reduceOp != dist.ReduceOp.SUM):

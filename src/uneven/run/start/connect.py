@@ -29,10 +29,11 @@ from uneven.run.lines import GroupLines, Lines, ThreadLines, staging
 from uneven.run.lines.group_lines import CollectiveTransport, new_group
 from uneven.run.lines.in_process_rendezvous import Hub, MeetingPlace
 from uneven.run.lines.rollcall import RollCall
-from uneven.run.lines.store_group import host_backend
+from uneven.run.lines.store_group import NO_GLOO, host_backend
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
+from uneven.runtime.frames import warn
 from uneven.runtime.installed import FOLDER, VERSION
 from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_coming, mark_expendable
 from uneven.runtime.tcp_store import fail_after, tcp_store
@@ -228,6 +229,11 @@ def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.Pr
     for group in out.gradient_groups:  # new_group is collective: every rank makes all groups, in the same order
         made = dist.group.WORLD if group == members else new_group(group)
         mine = made if rank in group else mine
+    if mine is not None and rank == members[0] and dist.get_backend(mine) == NO_GLOO:
+        warn(
+            "this build of torch has no gloo, so gradients pass through the store of the run, which is slow: take a "
+            "policy that pushes and pulls, as sync='asp' or 'decoupled', or another build"
+        )
     return mine
 
 
