@@ -25,6 +25,8 @@ def test_is_left(torn): pass
 """
 REFRESH = {"second_order": {"mlp": {"K-FAC": {"refresh": 0.3}, "kfac-pytorch": {"refresh": 0.2}}}}
 
+WRONG = "ValueError: no such share"
+
 
 def small_tests(folder: Path) -> Part:
     (folder / "test_small.py").write_text(TESTS)
@@ -52,7 +54,7 @@ def test_one_file_has_machine_outcomes_and_figures(
     asked = [
         small_tests(tmp_path),
         python("second-order", f"print('a table'); print({json.dumps(REFRESH)!r})"),
-        python("pair", "raise SystemExit(3)"),
+        python("pair", "raise ValueError('no such share')"),
         python("unlike", "import time; time.sleep(60)", within_s=0.2),
     ]
     assert record.main(["--out", str(out)], lambda: MACHINE, lambda: asked) == 1
@@ -65,12 +67,12 @@ def test_one_file_has_machine_outcomes_and_figures(
         "test_is_left": "failed",
     }
     assert found["bench"] == REFRESH
-    assert found["left_out"] == {"pair": "it ended with exit code 3", "unlike": "it was killed after 0 s"}
+    assert found["left_out"] == {"pair": f"it ended with exit code 1: {WRONG}", "unlike": "it was killed after 0 s"}
     assert set(found["seconds"]) == {"tests", "second-order", "pair", "unlike"}
     said = capsys.readouterr().out
     assert "Fake 1: 1 passed, 2 failed, 1 skipped" in said
     assert "skipped test_small.py::test_waits: Skipped: needs two" in said
-    assert "left out pair: it ended with exit code 3" in said
+    assert f"left out pair: it ended with exit code 1: {WRONG}" in said
     assert "mlp: a refresh of K-FAC takes 1.50 × kfac-pytorch's (200 ms)" in said
 
 

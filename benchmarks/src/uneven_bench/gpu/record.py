@@ -33,7 +33,8 @@ from uneven_bench.gpu import outcomes
 ROOT = Path(__file__).parents[4]
 LIMIT_S = 530.0
 """The time for all parts together; the rest of nine minutes is for the start and the file."""
-CASES = {"second-order": ("--quick",), "session": (), "pair": (), "unlike": ()}
+CASES = {"second-order": True, "session": False, "pair": False, "unlike": False}
+"""The cases of ``uneven bench gpu``, and whether in their short form."""
 
 
 class Part(NamedTuple):
@@ -50,11 +51,9 @@ def parts(root: Path = ROOT) -> list[Part]:
     files = [str(path.relative_to(root)) for path in (root / "tests" / "gpu", *sorted(marked))]
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", outcomes.__name__, "-q", *files]
     # Not `uneven bench`, which finds the benches only where they are installed.
-    bench = [sys.executable, "-c", "from uneven_bench.commands import app; app()", "gpu", "--json", "--case"]
-    return [
-        Part("tests", pytest, 330.0),
-        *(Part(name, [*bench, name, *options], 150.0) for name, options in CASES.items()),
-    ]
+    bench = "import json; from uneven_bench.gpu.bench import run; print(json.dumps(run({}, lambda *said: None, {!r})))"
+    cases = [Part(name, [sys.executable, "-c", bench.format(quick, name)], 150.0) for name, quick in CASES.items()]
+    return [Part("tests", pytest, 330.0), *cases]
 
 
 def hardware() -> dict[str, Any]:
@@ -123,8 +122,9 @@ def _one(part: Part, within_s: float, result: dict[str, Any]) -> None:
         ended.touch()
         with _running(part.line, {outcomes.VARIABLE: str(ended)}, quiet=not tests) as process:
             try:
-                said = process.communicate(timeout=within_s)[0] or ""
-                why = f"it ended with exit code {process.returncode}" if process.returncode else ""
+                said, wrong = process.communicate(timeout=within_s)
+                last = (wrong or "").strip().rpartition("\n")[2]
+                why = f"it ended with exit code {process.returncode}: {last}" if process.returncode else ""
             except subprocess.TimeoutExpired:
                 said, why = "", f"it was killed after {within_s:.0f} s"
         for line in ended.read_text(encoding="utf-8").splitlines():
@@ -149,6 +149,7 @@ def _running(line: Sequence[str], more: dict[str, str], *, quiet: bool) -> Itera
         cwd=ROOT,
         env={**os.environ, **more},
         stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.PIPE if quiet else None,
         text=True,
         start_new_session=True,
     )
