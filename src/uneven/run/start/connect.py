@@ -232,7 +232,7 @@ def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.Pr
     if mine is not None and rank == members[0] and dist.get_backend(mine) == NO_GLOO:
         warn(
             "this build of torch has no gloo, so gradients pass through the store of the run, which is slow: take a "
-            "policy that pushes and pulls, as sync='asp' or 'decoupled', or another build"
+            "policy whose workers push to a server and pull from it, or another build (see docs/platforms.md)"
         )
     return mine
 
