@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
@@ -140,6 +141,7 @@ SILENT = (counted, of_another_model, evaluated_without_gradients, evaluated_in_e
 
 
 def said_in(loop: Callable[[Script], None], readers: int = 0, balance: str = SHARES) -> list[str]:
+    gc.collect()  # an earlier test in this process may have left a session, which watches samplers
     with warnings.catch_warnings(record=True) as said, uneven.Session(balance=balance) as session:
         warnings.simplefilter("always")
         script = Script(session, readers)

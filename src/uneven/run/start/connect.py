@@ -157,9 +157,9 @@ class Connection:
 
     def found(self, kinds: Sequence[str]) -> None:
         """Note torch's type of the device of each worker's model, by rank."""
-        elastic = self.world.elastic is not None  # its groups are gloo's
-        if elastic or self.roll is not None:
-            self.staged = staging.forced or through_host("gloo" if elastic else dist.get_backend_config(), kinds)
+        if not self.world.alone:
+            backend = "gloo" if self.roll is None else dist.get_backend_config()  # groups of an elastic run are gloo's
+            self.staged = staging.forced or through_host(backend, kinds)
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
         """Return the factory of the callbacks' lines to the other workers.

@@ -118,15 +118,12 @@ class ShardKeeper:
         self._options = ("--growing",) if growing else ()
         self._over = False
         self._events = Events()
-        self._shards = [
-            Kept(
-                partial(self._start, directory, shard, members, bind),
-                told=partial(_say, f"shard {shard} of {program.whole}"),
-            )
-            for shard in range(shards)
-        ]
+        self._shards = list[Kept]()
         self._thread = threading.Thread(target=self._keep, name="uneven-keeper", daemon=True)
         try:
+            for shard in range(shards):
+                start = partial(self._start, directory, shard, members, bind)
+                self._shards.append(Kept(start, told=partial(_say, f"shard {shard} of {program.whole}")))
             self._wait(directory)
         except BaseException:
             self.close()
