@@ -1,12 +1,13 @@
 """LoRA between home, lab and cloud: only adapters travel, and any machine may be switched off.
 
-    python examples/10_lora.py base                                           a small GPT, trained by one process
-    uneven run --nproc 3 --elastic 1:3 --sync diloco:every=8 examples/10_lora.py tune
-    python examples/10_lora.py read                                           the adapter, loaded by plain PEFT
+    python examples/10_lora.py base                                     a small GPT, trained by one process
+    uneven run --nproc 3 --elastic 1:3 --sync diloco:every=8,outer_momentum=0.5 examples/10_lora.py tune
+    python examples/10_lora.py read                                     the adapter, loaded by plain PEFT
 
-As root on Linux, this emulates three machines, of which one is killed and comes back:
+With `decoupled:every=8,outer_momentum=0.5` and `--servers 1` no machine waits for another one; `bsp` works, too.
+As root on Linux, emulate three machines, and one that is killed and comes back:
 
-    uneven emulate examples/cluster/home_lab_cloud.toml --elastic 1:3 --sync diloco:every=8 -- examples/10_lora.py tune
+    uneven emulate examples/cluster/home_lab_cloud.toml --elastic 1:3 --sync bsp -- examples/10_lora.py tune
 
 The GPT learns Shakespeare from the folder that UNEVEN_DATA names; without it, half of Python's manual, which comes with
 Python. The adapters learn the other half of the manual. With ``--all``, all parameters are trained, as DDP does.

@@ -38,7 +38,7 @@ def is_other(cell: str) -> bool:
 
 
 def test_all_are_on_the_landing_page_and_in_the_sidebar() -> None:
-    assert [page.name[0] for page in PAGES] == [*"12345678"]
+    assert [page.name[0] for page in PAGES] == [*"123456789"]
     cards = re.findall(r"^:link: (.+)$", (FOLDER / "index.md").read_text(), re.MULTILINE)
     assert cards == [page.stem for page in PAGES]
     sidebar = re.findall(r"^tutorials/(.+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
