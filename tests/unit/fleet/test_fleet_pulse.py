@@ -147,7 +147,7 @@ def test_a_member_hangs_when_none_of_its_workers_speaks_or_waits_for_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
-    with closing(Hosts(world, world, timeout_s=300.0)) as hosts:  # type: ignore[arg-type]
+    with world.events, closing(Hosts(world, world, timeout_s=300.0)) as hosts:  # type: ignore[arg-type]
         hosts.load(Job("team", b"", fleet.own_loss, ("cpu", "cpu"), tmp_path, 0, 0, places=(0, 1)))
         hosts.load(Job("one", b"", fleet.own_loss, ("cpu",), tmp_path, 0, 0, places=(2,)))
         first, second, one = world.started
