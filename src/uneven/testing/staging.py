@@ -12,9 +12,8 @@ from uneven.run.lines import staging
 def staging_forced() -> Iterator[None]:
     """Copy gradients, and tensors on lines, in the exchanges of sessions that begin inside, on all ranks::
 
-    with staging_forced():
-        session = uneven.Session()
-        …
+        with staging_forced():
+            session = uneven.Session()
     """
     before, staging.forced = staging.forced, True
     try:
