@@ -10,7 +10,9 @@ from uneven.run.lines import staging
 
 @contextmanager
 def staging_forced() -> Iterator[None]:
-    """Copy gradients, and tensors on lines, in the exchanges of sessions that begin inside, on all ranks::
+    """Copy gradients, and tensors on lines, in the exchanges of sessions that begin inside, on all ranks.
+
+    Example::
 
         with staging_forced():
             session = uneven.Session()
