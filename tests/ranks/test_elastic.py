@@ -117,7 +117,8 @@ def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     assert "rank 3 " in said, said
     assert "rank 1 " in said, said
     assert "worker 2 got a request to leave" in said, said
-    assert json.loads((tmp_path / "2.jsonl").read_text().splitlines()[-1])[1] == 45
+    # It stays for a step; a busy machine may bring the request a step later.
+    assert 45 <= json.loads((tmp_path / "2.jsonl").read_text().splitlines()[-1])[1] < 60
     assert "worker 4 has joined" in said_there, said_there
     assert noted(folder, 2) == [((3,), ()), ((1,), ()), ((), (4,))]
     assert noted(folder, 4) == [((2,), ()), ((0,), ())]
