@@ -19,7 +19,7 @@ for found in pkgutil.walk_packages(uneven.__path__, "uneven."):
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("uneven") or " on " in str(error):  # else a package is not installed
             wrong[found.name] = error
-    except Exception as error:  # noqa: BLE001 — whatever is wrong is shown
+    except Exception as error:  # noqa: BLE001 — any error is shown
         wrong[found.name] = error
 for name in uneven.__all__:
     getattr(uneven, name)

@@ -3,7 +3,7 @@
 A folder on ``PYTHONPATH`` with this file, and ``UNEVEN_TEST_SYSTEM`` = ``darwin`` or ``win32``, make a Linux process
 look like one there. ``UNEVEN_TEST_LACKS=gloo`` makes torch look like a build without gloo. Modules of uneven get other
 modules in place of ``os``, ``sys``, ``signal`` and so on; all other packages see Linux, on which they run. It cannot
-show other semantics of what both systems have (an open file cannot be renamed on Windows), speed, and what other
+show other semantics of names that both systems have (an open file cannot be renamed on Windows), speed, and what other
 packages do there.
 """
 
@@ -68,7 +68,7 @@ def of_uneven(name: str) -> bool:
 
 
 class Other(types.ModuleType):
-    """A module without some names, and with others in place of its own."""
+    """A module without some names, and with others instead."""
 
     def __init__(self, real: types.ModuleType, lacks: set[str], has: dict[str, object]) -> None:
         super().__init__(real.__name__)

@@ -10,7 +10,7 @@ VARIABLE = "UNEVEN_GPU_OUTCOMES"  # the file
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Append ``{"test", "outcome", "why", "seconds"}``: of the call, and of what goes wrong or is skipped around it."""
+    """Append ``{"test", "outcome", "why", "seconds"}``: of the call, and of an error or a skip around it."""
     if report.when != "call" and report.outcome == "passed":
         return
     why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "").strip()

@@ -4,7 +4,7 @@ From a fresh copy of the tree, with torch and what ``pyproject.toml`` and its gr
 
     PYTHONPATH=src:benchmarks/src python -m uneven_bench.gpu.record --out gpu.json
 
-The file is written anew after each part, so a machine that is taken away leaves the parts that had ended.
+The file is written again after each part, so a machine that is taken away leaves the parts that had ended.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from uneven_bench.forked.scripts import run_script
 
 
 class Copied:
-    """The end of a copy that a device makes; it is there once somebody waits for it, or a test says so."""
+    """The end of a copy that a device makes; it is there once a caller waits for it, or a test sets it."""
 
     made: list[Copied]
 
@@ -137,7 +137,7 @@ def test_every_exchange_of_a_line() -> None:
 
 
 def test_a_replica_on_a_device_has_its_vectors_on_the_host(tmp_path: Path) -> None:
-    """In a process of its own: torch keeps the kind of device that Python pretends."""
+    """In a separate process: torch keeps the kind of device that Python pretends."""
     ended = run_script([Path(__file__).with_name("python_device.py")], cwd=tmp_path, timeout_s=100)
     assert ended.returncode == 0, ended.stderr
 
