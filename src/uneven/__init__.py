@@ -12,8 +12,6 @@ Balancers are in ``uneven.balance``, synchronization policies in ``uneven.sync``
 imported on first use, so ``import uneven`` does not wait for torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.policy.core import registry

@@ -18,8 +18,6 @@ A message names the object, the value and a remedy. Warnings are :class:`UnevenW
 ``warnings.simplefilter("error", uneven.UnevenWarning)``.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

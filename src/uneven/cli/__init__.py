@@ -3,8 +3,6 @@
 It imports only the typed command, so ``uneven --help`` does not wait for torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The option ``--format``, and answers in JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

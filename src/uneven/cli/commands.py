@@ -1,7 +1,5 @@
 """All commands. Their modules are imported on demand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 

@@ -1,7 +1,5 @@
 """The completion of names in a shell: plug-ins, clusters and runs. It imports no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

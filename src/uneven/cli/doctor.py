@@ -1,7 +1,5 @@
 """The command ``uneven doctor``: the abilities of this machine, each with its consequence or cure."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

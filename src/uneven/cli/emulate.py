@@ -1,7 +1,5 @@
 """The command ``uneven emulate``: train a script on a described cluster, on this machine."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The commands ``uneven fleet …``: train many models on shared data."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,7 +119,7 @@ def _folder(file: Path, run_dir: Path | None) -> Path | str:
     return DefaultFolder(f"runs/{file.stem}") if run_dir is None else run_dir
 
 
-def _show(result: Result, report: Path | None, form: answer.Form) -> None:
+def _show(result: "Result", report: Path | None, form: answer.Form) -> None:
     if form is answer.Form.JSON:
         failed = len(result.failed)
         answer.write(
@@ -133,7 +131,7 @@ def _show(result: Result, report: Path | None, form: answer.Form) -> None:
         result.report(report)
 
 
-def _failures(result: Result) -> str:
+def _failures(result: "Result") -> str:
     failed, trained = result.failed, [row for row in result.table if row.status == "trained"]
     lines = [f"error: {len(failed)} of {len(result.table)} members failed; the same command tries again:"]
     lines += [f"  {row.name}: {row.why}".replace("\n", "\n    ") for row in failed]

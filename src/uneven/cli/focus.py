@@ -1,7 +1,5 @@
 """The commands ``uneven focus …``: find objects in recorded video."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable
@@ -270,7 +268,7 @@ def _named(name: str, option: str) -> Any:
         return named(name)
 
 
-def _embedding(name: str) -> Embedding:
+def _embedding(name: str) -> "Embedding":
     from uneven.focus.query import Embedding
 
     made = _named(name, "--words")
@@ -282,7 +280,7 @@ def _embedding(name: str) -> Embedding:
     return found
 
 
-def _truth(name: str, side: int) -> Truth:
+def _truth(name: str, side: int) -> "Truth":
     from uneven.focus.truth import Truth
 
     made = _named(name, "--truth")
@@ -319,11 +317,11 @@ def _moment(text: str) -> float | str:
         return text
 
 
-def _show() -> Callable[[Update], None]:
+def _show() -> "Callable[[Update], None]":
     """Return a function that prints a line for each step, and one for each stream every few seconds."""
     last_s: dict[str, float] = {}
 
-    def show(update: Update) -> None:
+    def show(update: "Update") -> None:
         if update.tuned is not None:
             point = update.tuned.point
             typer.echo(
@@ -348,7 +346,7 @@ def _show() -> Callable[[Update], None]:
     return show
 
 
-def _summary(index: VideoIndex) -> str:
+def _summary(index: "VideoIndex") -> str:
     lines = []
     for name, store in index.streams.items():
         counts, _ = store.progress()

@@ -1,7 +1,5 @@
 """The commands ``uneven graph …``: partition a graph for several workers, inspect it, and forecast its epochs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The reader of ``uneven graph partition``: graphs in files of NumPy and SciPy, and lists of edges."""
 
-from __future__ import annotations
-
 import gzip
 import zipfile
 import zlib

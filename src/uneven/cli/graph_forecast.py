@@ -1,7 +1,5 @@
 """The command ``uneven graph forecast PARTS CLUSTER``: the time of an epoch on described machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

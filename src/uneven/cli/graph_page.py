@@ -1,7 +1,5 @@
 """A partitioned graph as text, and for JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ``--help`` of all commands: sections of options, the most used ones first, names of plug-ins, and exit codes."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable

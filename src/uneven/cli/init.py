@@ -1,7 +1,5 @@
 """The command ``uneven init``: write a settings file."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

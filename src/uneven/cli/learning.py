@@ -1,7 +1,5 @@
 """The ``--train`` option of the command line, and the display of its result."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 from uneven.errors import ConfigError
@@ -17,8 +15,8 @@ _WIDTH = 40
 class LearningGoal(NamedTuple):
     """The task and the accuracy to reach; both None without ``--train``."""
 
-    task: LearningTask | None
-    goal: Goal | None
+    task: "LearningTask | None"
+    goal: "Goal | None"
 
 
 def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
@@ -39,7 +37,7 @@ def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
     return LearningGoal(tasks.resolve(train), goal)
 
 
-def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
+def curve(points: "tuple[Point, ...]", width: int = _WIDTH) -> str:
     """Return accuracy over virtual time as a row of bars, from 0 to 1, evenly spaced in time."""
     if not points:
         return ""
@@ -52,7 +50,7 @@ def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
     return bars
 
 
-def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
+def lines(learnt: "Learnt", goal: "Goal | None", global_batch: int) -> list[str]:
     if not learnt.points:
         return ["the model was never evaluated: give more --iterations"]
     last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)

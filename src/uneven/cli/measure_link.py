@@ -1,7 +1,5 @@
 """The command ``uneven measure-link``: the rate and the latency between two machines."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import asdict

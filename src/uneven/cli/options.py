@@ -4,8 +4,6 @@ A command declares ``balance: Balance = None``. If commands mean different thing
 ``Annotated[int, played("Steps of each worker.")]``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -222,7 +220,7 @@ LogTo = Annotated[
 ]
 
 
-def trackers(log_to: list[str] | None) -> list[Tracker]:
+def trackers(log_to: list[str] | None) -> "list[Tracker]":
     """Return the tools that ``--log-to`` names."""
     from uneven.journal.report.track import tracker
 

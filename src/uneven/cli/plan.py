@@ -1,7 +1,5 @@
 """The command ``uneven plan``: recommend a balancer and a policy for a cluster."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -157,7 +155,7 @@ def command(
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _allowance(spec: ClusterSpec, budget: float | None, deadline: str | None) -> Allowance:
+def _allowance(spec: "ClusterSpec", budget: float | None, deadline: str | None) -> "Allowance":
     """Return the limits. Raises ConfigError: a limit is not positive, or the cluster of a budget has no prices."""
     from uneven.cluster.pure.plan import Allowance, priced
     from uneven.errors import ConfigError
@@ -176,7 +174,7 @@ def _allowance(spec: ClusterSpec, budget: float | None, deadline: str | None) ->
 _KINDS = 4  # kinds of machines that a plan adds and removes, at most [default]
 
 
-def _changed(case: _Case, best: Row | None) -> tuple[plan_page.MachineChange, ...]:
+def _changed(case: "_Case", best: "Row | None") -> "tuple[plan_page.MachineChange, ...]":
     """Return the best combination with one machine more and fewer of each kind."""
     from uneven.cli.plan_page import MachineChange
     from uneven.cluster.pure.plan import played, price
@@ -199,7 +197,7 @@ def _changed(case: _Case, best: Row | None) -> tuple[plan_page.MachineChange, ..
     return tuple(changes)
 
 
-def _reasons(left: Sequence[LeftOut]) -> str:
+def _reasons(left: "Sequence[LeftOut]") -> str:
     """Return the first reasons why no combination could be simulated, each once with its first combination."""
     whose: dict[str, str] = {}
     for one in left:
@@ -213,8 +211,8 @@ def _reasons(left: Sequence[LeftOut]) -> str:
 class _Case:
     """The common settings of all combinations."""
 
-    spec: ClusterSpec
-    exchange_s: Mapping[int, float]
+    spec: "ClusterSpec"
+    exchange_s: "Mapping[int, float]"
     iterations: int | None  # None for as many as :func:`enough_iterations` says
     seed: int
     preconditioned: bool = False
@@ -226,7 +224,7 @@ class _Case:
 
         return self.iterations or enough_iterations(len(self.spec.nodes))
 
-    def scenario(self, choice: Choice) -> Scenario:
+    def scenario(self, choice: "Choice") -> "Scenario":
         from uneven.cluster.pure.plan import enough_iterations
         from uneven.cluster.pure.simulate import Scenario
         from uneven.policy.balance import balancers
@@ -289,8 +287,8 @@ def split(text: str | None) -> tuple[str, ...]:
 
 
 def _play(
-    case: _Case, choices: Sequence[Choice], lesson: learning.LearningGoal
-) -> tuple[list[CombinationResult], list[LeftOut]]:
+    case: _Case, choices: "Sequence[Choice]", lesson: "learning.LearningGoal"
+) -> "tuple[list[CombinationResult], list[LeftOut]]":
     from uneven.cli.progress import bar
     from uneven.cluster.pure.plan import LeftOut
     from uneven.errors import ConfigError, TrainingError
@@ -309,8 +307,8 @@ def _play(
 
 
 def _one(
-    case: _Case, choice: Choice, lesson: learning.LearningGoal, moved: Callable[[float], None]
-) -> CombinationResult:
+    case: _Case, choice: "Choice", lesson: "learning.LearningGoal", moved: "Callable[[float], None]"
+) -> "CombinationResult":
     from uneven.cluster.pure.plan import CombinationResult, TrainingOutcome, played
     from uneven.policy.sync import carried, unheeded
 

@@ -1,7 +1,5 @@
 """The output of ``uneven plan``: advice, ranking, reasons, and combinations that were left out."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap
@@ -50,11 +48,11 @@ class MachineChange:
 class PlanPage:
     """The data of the page."""
 
-    spec: ClusterSpec
+    spec: "ClusterSpec"
     plan: Plan
     left: tuple[LeftOut, ...]
     iterations: int
-    goal: Goal | None
+    goal: "Goal | None"
     took_s: float  # wall time
     # show each row of the ranking, because balancers were named; by default the best of each policy
     every: bool

@@ -1,7 +1,5 @@
 """The progress of a command: a bar on a terminal, otherwise lines."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The command ``uneven report``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +100,7 @@ def report(
         typer.echo(printable(f"{name + ':':<12} {text}"))
 
 
-def _print_table(data: Mapping[str, RunData]) -> None:
+def _print_table(data: "Mapping[str, RunData]") -> None:
     from rich import box
     from rich.table import Table
 

@@ -1,7 +1,5 @@
 """The command ``uneven run``: train a script on several workers."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The command ``uneven runs``: the runs in a folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands ``uneven search …``: find settings worth training, and control a running search."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -185,7 +183,7 @@ def forecast(
     search_forecast.show(run, cluster, trials, form)
 
 
-def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> SearchResult:
+def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> "SearchResult":
     # The file names functions of the user's modules, which are in the working directory.
     sys.path.insert(0, str(Path.cwd()))
     from uneven import search
@@ -200,7 +198,7 @@ def _searched(file: Path, devices: str | int | list[str], engine: str, more: dic
         raise typer.Exit(130) from None
 
 
-def _show(result: SearchResult, report: Path | None, form: answer.Form) -> None:
+def _show(result: "SearchResult", report: Path | None, form: answer.Form) -> None:
     if form is answer.Form.JSON:
         terms = {"directory": result.directory, "metric": result.metric}
         answer.write({**terms, "failed": len(result.failed), "trials": result.rows})

@@ -1,7 +1,5 @@
 """The command ``uneven search forecast RUN CLUSTER``: the duration of a recorded search on 1, 2, … nodes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

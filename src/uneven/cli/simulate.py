@@ -1,7 +1,5 @@
 """The command ``uneven simulate``: simulate a described cluster in virtual time."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -157,7 +155,7 @@ def _scenario(
     lookahead: int,
     costs: Path | None,
     preconditioner: Path | None,
-) -> Scenario:
+) -> "Scenario":
     from uneven.cluster import files
     from uneven.cluster.pure.simulate import Scenario, described, with_costs
     from uneven.errors import ConfigError
@@ -196,14 +194,14 @@ def _scenario(
     )
 
 
-def _calibrated(spec: ClusterSpec, points: Path) -> Calibration:
+def _calibrated(spec: "ClusterSpec", points: Path) -> "Calibration":
     from uneven.cluster import files
     from uneven.cluster.pure.simulate.calibrate import calibrated
 
     return calibrated(spec, files.measured_steps(points))
 
 
-def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:
+def _with_tables(scenario: "Scenario", servers: int | None, ahead: int | None) -> "Scenario":
     """Add servers of embedding tables if the description has tables; by default as many as a plan advises."""
     from uneven.cluster.pure.plan.table_plan import planned
     from uneven.cluster.pure.simulate import TableServers
@@ -220,7 +218,7 @@ def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> 
     return replace(scenario, tables=how)
 
 
-def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
+def recorded_costs(run: Path, spec: "ClusterSpec | None") -> "RecordedCosts":
     """Return the costs of a run's workers; the cluster supplies values that the run cannot show."""
     from uneven import journal
     from uneven.cluster.pure.simulate import costs_from_journal
@@ -232,7 +230,7 @@ def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
     return costs_from_journal(journal.read(run).records(), fixed_s)
 
 
-def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path | None:
+def _directory(scenario: "Scenario", asked: Path | None, no_journal: bool) -> Path | None:
     from uneven.runtime import rundir
 
     if no_journal:
@@ -244,7 +242,7 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
     return asked or rundir.new_path(scenario.spec.name, datetime.now())
 
 
-def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> FinishedSimulation:
+def _play(scenario: "Scenario", directory: Path | None, lesson: "LearningGoal") -> "FinishedSimulation":
     from uneven.cluster.pure.describe.write import to_toml
     from uneven.errors import access
     from uneven.journal import ManyWriters
@@ -260,14 +258,14 @@ def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> F
         return _timed(scenario, lesson, journal.write)
 
 
-def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
+def _plain(scenario: "Scenario", lesson: "LearningGoal") -> "FinishedSimulation":
     from uneven.policy.balance import Even
     from uneven.policy.sync import policies
 
     return _timed(replace(scenario, balancer=Even(), policy=policies.resolve("bsp")), lesson, None)
 
 
-def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:
+def _timed(scenario: "Scenario", lesson: "LearningGoal", sink: "Sink | None") -> "FinishedSimulation":
     from uneven.cli.progress import bar
     from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS
@@ -277,7 +275,7 @@ def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> Finis
     # Goodput is shown only if workers leave or join; otherwise records need not be joined.
     joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None
 
-    def noted(record: Record) -> None:
+    def noted(record: "Record") -> None:
         if sink is not None:
             sink(record)
         if joined is not None:

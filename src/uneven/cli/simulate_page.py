@@ -1,7 +1,5 @@
 """The output of ``uneven simulate``: how each node spends its time, and the result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,13 +21,13 @@ _ROWS = 40
 class FinishedSimulation(NamedTuple):
     """The result of a simulation."""
 
-    outcome: Outcome
-    learnt: Learnt | None
+    outcome: "Outcome"
+    learnt: "Learnt | None"
     took_s: float  # wall time
     goodput: float | None = None  # used part of the available capacity, 0 … 1; None without changes of membership
 
 
-def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
+def show(scenario: "Scenario", played: FinishedSimulation, goal: "Goal | None") -> None:
     Console().print(_table(scenario, played.outcome))
     shown = _lines(scenario, played)
     if played.learnt is not None:
@@ -38,7 +36,7 @@ def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> N
 
 
 def as_json(
-    scenario: Scenario, played: FinishedSimulation, plain: FinishedSimulation | None, directory: Path | None
+    scenario: "Scenario", played: FinishedSimulation, plain: FinishedSimulation | None, directory: Path | None
 ) -> dict[str, Any]:
     """Return the result; ``even_bsp`` is that of even shares under bsp, if it was asked for."""
     shown: dict[str, Any] = {
@@ -82,7 +80,7 @@ def _print(lines: list[str]) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _table(scenario: Scenario, outcome: Outcome) -> Table:
+def _table(scenario: "Scenario", outcome: "Outcome") -> Table:
     table = Table(box=SIMPLE_HEAD, title=f"{scenario.spec.name}, simulated", title_justify="left")
     table.add_column("node")
     for name in ("steps", "samples", "compute", "wait", "communicate", "until"):
@@ -102,7 +100,7 @@ def _table(scenario: Scenario, outcome: Outcome) -> Table:
     return table
 
 
-def _tables(found: TableOutcome) -> str:
+def _tables(found: "TableOutcome") -> str:
     servers = f"{found.servers} table server{'s' if found.servers > 1 else ''}"
     batches = f"{found.ahead} batch{'' if found.ahead == 1 else 'es'} ahead"
     return (
@@ -112,7 +110,7 @@ def _tables(found: TableOutcome) -> str:
     )
 
 
-def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
+def _lines(scenario: "Scenario", played: FinishedSimulation) -> list[str]:
     outcome = played.outcome
     what = f"{scenario.balance} under {scenario.sync}"
     return [
@@ -127,7 +125,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
     ]
 
 
-def _cut_short(scenario: Scenario, played: FinishedSimulation) -> list[str]:
+def _cut_short(scenario: "Scenario", played: FinishedSimulation) -> list[str]:
     """Return a note if the last worker has left before the end; the other lines cover the iterations until then."""
     if played.outcome.iterations >= scenario.iterations or (played.learnt is not None and played.learnt.reached):
         return []

@@ -1,7 +1,5 @@
 """The command ``uneven store``: host the store of an elastic run on a machine that stays."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -5,8 +5,6 @@ and both sum their tensors through gloo. Each printed line is a JSON object with
 :class:`uneven.cli.doctor.TorchFacts`.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import signal

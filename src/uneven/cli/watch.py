@@ -1,7 +1,5 @@
 """The command ``uneven watch``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

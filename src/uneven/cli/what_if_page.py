@@ -1,7 +1,5 @@
 """The command ``uneven plan RUN --what-if``: a recorded run, simulated with one change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command ``uneven why``: who is slow in a training, why, and the gain of each remedy."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

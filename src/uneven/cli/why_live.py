@@ -1,7 +1,5 @@
 """The explanation of ``uneven why`` during a run, renewed in a terminal and on the page of ``uneven watch --web``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress

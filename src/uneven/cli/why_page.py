@@ -1,7 +1,5 @@
 """The text of ``uneven why``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

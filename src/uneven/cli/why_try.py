@@ -1,7 +1,5 @@
 """The trial of ``uneven why --try``: a script runs as it is, then with the best remedy that an option applies."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -70,7 +68,7 @@ class RunCommand:
     module: bool
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> RunCommand:
+    def of(cls, command: Sequence[str]) -> "RunCommand":
         """Divide a command; raise ConfigError if it is another one."""
         if Path(command[0]).name != "uneven" or command[1:2] != ["run"]:
             raise ConfigError(
@@ -92,7 +90,7 @@ class RunCommand:
         """Return the command with more options; later ones override earlier ones."""
         return ["uneven", "run", *self.options, *added, *self.target]
 
-    def anywhere(self) -> RunCommand:
+    def anywhere(self) -> "RunCommand":
         """Return the command for another working directory."""
         first, *rest = self.target
         return self if self.module else RunCommand(self.options, (str(Path(first).absolute()), *rest), False)

@@ -1,7 +1,5 @@
 """The files of cluster descriptions, and of the recorded series that they name."""
 
-from __future__ import annotations
-
 import csv
 from importlib import resources
 from importlib.resources.abc import Traversable

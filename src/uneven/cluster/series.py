@@ -1,7 +1,5 @@
 """Recorded series in ``.npy``, ``.npz`` and CSV files, read without pickle."""
 
-from __future__ import annotations
-
 import csv
 import os
 import zipfile

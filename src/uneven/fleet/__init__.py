@@ -10,8 +10,6 @@ speeds.
     result = fleet.train(ensemble, devices="auto")
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import lazy

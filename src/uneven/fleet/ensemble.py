@@ -1,7 +1,5 @@
 """Define the members, the data they share and the end of their training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

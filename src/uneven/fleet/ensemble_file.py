@@ -15,8 +15,6 @@
     wide = { factory = "mymodels:make", width = 64 }      # the other keys are its arguments
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Give access to a finished training: the table of members, their best weights, and the ensemble's predictions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

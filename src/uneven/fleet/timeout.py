@@ -1,7 +1,5 @@
 """Limit the silence of a busy process of an ensemble."""
 
-from __future__ import annotations
-
 from uneven.errors import ConfigError
 from uneven.runtime.jobs.heartbeat import Silence
 

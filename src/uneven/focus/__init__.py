@@ -21,8 +21,6 @@
 A name is imported at its first use. The extra ``focus`` installs the video reader.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import lazy, need

@@ -5,8 +5,6 @@ no initial hour. It adapts slowly under moving objects, so an object that stops 
 choice).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A check on fresh video of whether a stream's settings still reach the targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from uneven.errors import ConfigError, UnknownNameError

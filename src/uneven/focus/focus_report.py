@@ -1,7 +1,5 @@
 """The HTML page about one stream: the settings tried and chosen, the cost of each step, the pictures of classes."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from typing import Any

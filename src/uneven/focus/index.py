@@ -9,8 +9,6 @@
 An ingest's state is committed together with its results, so it continues exactly after them.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -129,7 +127,7 @@ class StreamStore:
     @classmethod
     def create(
         cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
-    ) -> StreamStore:
+    ) -> "StreamStore":
         """Create an index with its first network, atomically; DataError if that fails. ``facts`` include the crops'
         ``side``.
         """

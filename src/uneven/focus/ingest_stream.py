@@ -5,8 +5,6 @@ the caller's thread. A file waits for the slowest stage. Frames of a live stream
 counted.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The cheap networks: a ladder of decreasing size, each for a few classes and OTHER."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

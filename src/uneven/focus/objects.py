@@ -1,7 +1,5 @@
 """The objects of a part of a video: their boxes and crops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -32,7 +30,7 @@ class Objects:
         return len(self.frame)
 
     @classmethod
-    def join(cls, parts: list[Objects], side: int) -> Objects:
+    def join(cls, parts: "list[Objects]", side: int) -> "Objects":
         if not parts:
             return cls(
                 np.zeros(0, np.int64),

@@ -2,8 +2,6 @@
 frames.
 """
 
-from __future__ import annotations
-
 import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

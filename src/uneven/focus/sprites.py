@@ -1,7 +1,5 @@
 """A synthetic stream for experiments with known results: pictures that move through a fixed scene."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

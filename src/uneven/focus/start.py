@@ -1,7 +1,5 @@
 """The entry point ``focus.ingest``: choose the settings of each stream, then ingest it in a separate process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

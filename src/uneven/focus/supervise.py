@@ -5,8 +5,6 @@ A killed process is restarted and continues from its last write; if its machine 
 streams start immediately; each core ingests one file at a time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field

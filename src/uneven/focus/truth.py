@@ -1,7 +1,5 @@
 """The expensive network, whose labels are the ground truth, and its cost."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import math

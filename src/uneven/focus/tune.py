@@ -1,7 +1,5 @@
 """The choice of a stream's settings: sample, label with the truth network, train the candidates, sweep, choose."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import time

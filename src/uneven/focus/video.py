@@ -1,7 +1,5 @@
 """The frames of a video at a chosen rate: from a file, a growing file, a pipe, or a camera's address."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging
@@ -253,7 +251,7 @@ class Video:
             raise DataError(f"cannot open the video {self._shown}: {_words(error)}") from None
 
 
-def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[Any]]:
+def _packets(container: av.container.InputContainer, stream: VideoStream) -> "Iterator[av.Packet[Any]]":
     """Yield all packets; skip one error after each packet read. The last one, empty, flushes the decoder."""
     broken = False
     while True:

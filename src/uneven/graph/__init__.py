@@ -10,8 +10,6 @@
 Names are imported lazily, so that partitioners need no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import lazy

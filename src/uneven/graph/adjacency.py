@@ -1,7 +1,5 @@
 """An adjacency matrix in compressed rows: for each vertex, its in-neighbours; and with its transpose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +37,7 @@ class RowIndex:
         return torch.searchsorted(cost, wanted).clamp_(max=self.rows).to(torch.int32)
 
     @classmethod
-    def of(cls, row: Ids, column: Ids, vertices: int) -> RowIndex:
+    def of(cls, row: Ids, column: Ids, vertices: int) -> "RowIndex":
         """Build the matrix from row and column of each one, in any order; duplicates count twice."""
         if len(row) > MOST:  # int32 cannot count them
             raise DataError(
@@ -64,7 +62,7 @@ class Adjacency:
     out: RowIndex  # Aᵀ, a row for each source; the same object if A is symmetric
 
     @classmethod
-    def of(cls, edges: EdgeList) -> Adjacency:
+    def of(cls, edges: EdgeList) -> "Adjacency":
         """Build the adjacency of these edges."""
         into = RowIndex.of(edges.target, edges.source, edges.vertices)
         out = RowIndex.of(edges.source, edges.target, edges.vertices)

@@ -1,7 +1,5 @@
 """Constant features: the first layer's A · X is computed once and cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Graph layers with PyG's names, shapes and states: ``conv(x, g)`` instead of ``conv(x, edge_index)``."""
 
-from __future__ import annotations
-
 import math
 
 import torch

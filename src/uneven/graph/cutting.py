@@ -1,7 +1,5 @@
 """Cut a graph by the machines' speeds, and write the parts to a folder."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

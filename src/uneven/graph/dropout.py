@@ -1,7 +1,5 @@
 """Dropout that depends on the vertex, not on the worker that computes it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Layers count each edge once, so edges with values other than 1 raise an error in every format.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ All members learn from the same exchange that a worker is missing (see ``Handle.
 that step. Before the optimizer step all exchange whether any of them has detected a change. If so, all skip the step.
 """
 
-from __future__ import annotations
-
 import torch
 
 from uneven.errors import ConfigError, TrainingError

@@ -1,7 +1,5 @@
 """A worker's part of a graph in a script: aggregation for layers, the loss over the whole graph, and global values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

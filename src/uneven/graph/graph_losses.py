@@ -4,8 +4,6 @@ The divisor is the criterion's sum over its mean, at outputs where no loss is 0.
 several numbers per vertex and ``batchmean`` need no special cases.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The assignment of a cut graph's parts to workers by speed, and each worker's part."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

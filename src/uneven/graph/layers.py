@@ -4,8 +4,6 @@ A session replaces their ``forward``. Each other layer is tried once. A layer th
 over vertices) raises an error, because each worker has only its own vertices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,7 +33,7 @@ class OverVertices:
         return getattr, (self._layer, "forward")
 
 
-def carry_layers(model: nn.Module, g: PartedGraph, alone: bool) -> list[nn.Module]:
+def carry_layers(model: nn.Module, g: "PartedGraph", alone: bool) -> list[nn.Module]:
     """Replace ``forward`` of the model's layers; return those layers."""
     found = []
     for name, layer in model.named_modules():
@@ -54,13 +52,13 @@ def carry_layers(model: nn.Module, g: PartedGraph, alone: bool) -> list[nn.Modul
     return found
 
 
-def _dropped(g: PartedGraph, layer: nn.Dropout, x: Tensor) -> Tensor:
+def _dropped(g: "PartedGraph", layer: nn.Dropout, x: Tensor) -> Tensor:
     if x.dim() != 2 or len(x) != g.rows:
         return nn.Dropout.forward(layer, x)
     return g.dropout(x, layer.p, layer.training)
 
 
-def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
+def _normalized(g: "PartedGraph", layer: _BatchNorm, x: Tensor) -> Tensor:
     """Apply batch norm with the moments of all vertices: one sum over workers forward, and one backward."""
     if not layer.training and layer.running_mean is not None:
         return _BatchNorm.forward(layer, x)
@@ -91,7 +89,7 @@ def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
     return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
 
 
-def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _tried(g: "PartedGraph", name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call the layer; raise :class:`ConfigError` if two rows alone give other results than among all rows."""
     given, sent, call = (*args, *kwargs.values()), g.sent_bytes, type(layer).forward
     few, more = [_two(g, one) for one in args], {key: _two(g, one) for key, one in kwargs.items()}
@@ -131,6 +129,6 @@ def _first(found: Any) -> Any:
     return found[0] if isinstance(found, tuple) else found
 
 
-def _two(g: PartedGraph, one: Any) -> Any:
+def _two(g: "PartedGraph", one: Any) -> Any:
     of_vertices = isinstance(one, Tensor) and one.shape[:1] == (g.rows,)
     return one[-2:].detach().clone() if of_vertices and one.dtype is not torch.bool else one

@@ -1,7 +1,5 @@
 """Bindings of the compiled loops, which are optional: without them, results are the same, only slower."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -3,8 +3,6 @@
 It is a folder that is written once and memory-mapped by every worker, or a whole graph in memory, in one part.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

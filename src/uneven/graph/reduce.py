@@ -4,8 +4,6 @@ f_out[v] = Σ or max or min of f[u] over the edges u → v (the aggregation prim
 without neighbours gives 0. The gradient of a sum is the sum on the transposed graph.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

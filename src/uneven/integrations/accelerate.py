@@ -1,7 +1,5 @@
 """Hugging Face Accelerate with a session: Accelerate handles precision, the session workers and gradients."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from accelerate import Accelerator

@@ -1,7 +1,5 @@
 """A session's loader for loops that count batches: they draw exactly one epoch's batches and never ask for one more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from functools import wraps
 from typing import Any

@@ -1,7 +1,5 @@
 """Lightning Fabric with a session: Fabric handles precision, the session workers and gradients."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch

@@ -3,8 +3,6 @@
 The import registers ``strategy="uneven"``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ The workers are new processes, which get the function through a private folder, 
 notebook's process would have its locks and its GPU, and hang in OpenMP, whose threads it lacks.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import os

@@ -4,8 +4,6 @@ A notice is a function without arguments, called once per second in a background
 the machine is reclaimed, or None.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

@@ -1,7 +1,5 @@
 """Hugging Face's Trainer with a session: the Trainer's loop, arguments and checkpoints; the session's workers."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

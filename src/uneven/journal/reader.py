@@ -1,7 +1,5 @@
 """The readers of a run's journal: all records, or only new ones."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

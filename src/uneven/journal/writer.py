@@ -1,7 +1,5 @@
 """The writer of one rank's journal."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -85,7 +83,7 @@ class Writer:
             self._file = None
             _open[self._counted] -= 1
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(
@@ -209,7 +207,7 @@ class ManyWriters:
         self._lines.clear()
         self._held = 0
 
-    def __enter__(self) -> ManyWriters:
+    def __enter__(self) -> "ManyWriters":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """The exchanges of a preconditioner: sums to owners, bases within columns, gradients within rows; one message each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The arithmetic of a preconditioner for one item, without placement, schedule and exchange."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Subclasses (K-FAC, SOAP, Muon) provide an :class:`~uneven.precondition.item_work
 schedules steps, assigns owners, and packs exchanges.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from abc import abstractmethod

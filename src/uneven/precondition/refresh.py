@@ -1,7 +1,5 @@
 """Run decompositions in batches, immediately or in a background thread, and collect their failures."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

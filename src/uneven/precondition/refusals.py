@@ -1,7 +1,5 @@
 """Optimizers and gradients that a preconditioner of averaged gradients (SOAP, Muon) does not support."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Joins a run: decides and checks the settings, connects to the others, and opens the journal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace

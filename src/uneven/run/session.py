@@ -1,7 +1,5 @@
 """The session: connects balancer, policy, transport and journal to the user's own training loop."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ At the end of a program, pyzmq stops the thread that owns the memory of messages
 large message is sent. Objects' finalizers run later, so those registered here run before.
 """
 
-from __future__ import annotations
-
 import atexit
 import sys
 import threading
@@ -16,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 _ends = threading.Event()
-_endings: list[weakref.finalize[..., Any]] = []
+_endings: "list[weakref.finalize[..., Any]]" = []
 
 
-def ends_with_the_program(ending: weakref.finalize[..., Any]) -> None:
+def ends_with_the_program(ending: "weakref.finalize[..., Any]") -> None:
     """Call a finalizer when the program ends, unless it has run before; the newest one first."""
     _registered()
     _endings[:] = [*(one for one in _endings if one.alive), ending]

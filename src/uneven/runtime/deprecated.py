@@ -1,7 +1,5 @@
 """Deprecated names: they work for one more minor version, with a warning."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar

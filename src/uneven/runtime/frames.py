@@ -1,7 +1,5 @@
 """A filter for the user's own lines in errors and warnings. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """The version and the location of this copy of uneven, and the extras that are installed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ seconds, or to send. A question is 16 bytes: a mark, a letter, and the seconds. 
 interpreted. The receiver measures, after a quarter of the time: then slow start has ended and buffers are full.
 """
 
-from __future__ import annotations
-
 import socket
 import statistics
 import struct

@@ -1,7 +1,5 @@
 """The messages of the logger "uneven" on standard error."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import TextIO

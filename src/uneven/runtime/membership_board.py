@@ -1,7 +1,5 @@
 """The membership board of an elastic run: keys in the store by which its members inform each other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ whole interpreter (python/cpython#106905): with two concurrent readers, one may 
 recursion depth mismatch". Code that may run in several threads must read files with these functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path

@@ -9,8 +9,6 @@ Then ``uneven run --balance mine`` and ``Session(balance="mine")`` find it, in t
 installed for their Python. Plug-ins are imported on demand.
 """
 
-from __future__ import annotations
-
 from uneven.policy.core.registry import Outside
 
 

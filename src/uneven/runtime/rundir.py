@@ -15,8 +15,6 @@
 The journals of the ranks are in a folder next to it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -4,8 +4,6 @@ Only variables of the step count, which only ``srun`` sets; those of the job als
 once. Names are from Slurm's manual, ``man srun``, "OUTPUT ENVIRONMENT VARIABLES".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Training state in files of tensors and plain data, and the state of random number generators."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -4,8 +4,6 @@
 names that macOS or Windows lacks are hidden.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Key-value stores in other processes, through which the members of an elastic run meet."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

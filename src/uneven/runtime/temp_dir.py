@@ -1,7 +1,5 @@
 """A temporary folder, removed by its owner or, if that was killed, by the next process that makes one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

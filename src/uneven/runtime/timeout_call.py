@@ -1,7 +1,5 @@
 """Time-outs for calls that have none, and that no signal interrupts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """This process's place among the workers: the only reader of the launcher's environment."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json

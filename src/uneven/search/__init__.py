@@ -14,8 +14,6 @@
                         scheduler="asha:max_t=27,reduction_factor=3")
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +63,13 @@ def needed_optuna() -> Any:
     return importlib.import_module("uneven.search.with_optuna")
 
 
-def _optuna_search(inner: str = "tpe") -> OptunaSearch:
+def _optuna_search(inner: str = "tpe") -> "OptunaSearch":
     """The samplers of Optuna: `optuna:tpe`; also `cmaes`, `gp`, `qmc`, `nsgaii`, `random`."""
     made: OptunaSearch = needed_optuna().OptunaSearch(inner)
     return made
 
 
-def _optuna_pruner(inner: str = "median") -> OptunaPruner:
+def _optuna_pruner(inner: str = "median") -> "OptunaPruner":
     """The pruners of Optuna: `optuna:median`; also `percentile`, `halving`, `hyperband`. They stop but never pause."""
     made: OptunaPruner = needed_optuna().OptunaPruner(inner)
     return made

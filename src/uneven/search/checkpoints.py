@@ -3,8 +3,6 @@
 Files are not synced to the disk, because trials write many.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from dataclasses import dataclass

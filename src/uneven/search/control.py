@@ -3,8 +3,6 @@
 This works from any machine that sees the directory, without a port.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Provide data that all trials of a search read: prepared once, in memory that their processes share."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +52,7 @@ class TrialData:
         """Return the objects whose code must be the same when the search continues."""
         return {one: getattr(self, one) for one in ("data", "transform", "validate", "validate_transform")}
 
-    def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> SharedData | None:
+    def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> "SharedData | None":
         """Start to prepare the data; None if there are none. `tell` sends a message to the process on a device."""
         if self.data is None:
             return None
@@ -85,7 +83,7 @@ class DataHandle:
     stream: Stream
     ring: RingHandle | None
 
-    def open(self, line: ProcessLine, post: TrialPost) -> DataReader:
+    def open(self, line: ProcessLine, post: TrialPost) -> "DataReader":
         return DataReader(self, self.ring.open(line) if self.ring is not None else None, post)
 
 

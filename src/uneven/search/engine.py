@@ -7,8 +7,6 @@
          └─────────────────────────── the device is free ◄── paused, stopped, ended ◄─┘
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """Log the events of a search, one JSON line each, in a file that only grows."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -19,8 +19,6 @@
     batch = 64                            # a constant
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

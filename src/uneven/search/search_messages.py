@@ -1,7 +1,5 @@
 """Sort a trial's incoming messages by kind."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

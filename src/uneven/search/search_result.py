@@ -1,7 +1,5 @@
 """Give access to the results of a search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ _FEWEST_FOR_IMPORTANCE = 8
 _WIDE = 30  # ratio of an axis' largest to its smallest value from which it is logarithmic
 
 
-def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: SearchTerms, directory: Path) -> str:
+def page(rows: "Sequence[TrialRow]", events: Sequence[Mapping[str, Any]], terms: SearchTerms, directory: Path) -> str:
     """Return the report as HTML that needs no network; `rows` has the best trial first."""
     reports = [event for event in events if "metric" in event]
     took_s = events[-1]["at_s"] - events[0]["at_s"] if events else 0.0
@@ -58,7 +56,7 @@ def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: S
     return made.html()
 
 
-def _trials(rows: Sequence[TrialRow], terms: SearchTerms) -> PageTable:
+def _trials(rows: "Sequence[TrialRow]", terms: SearchTerms) -> PageTable:
     cells = []
     for row in rows:
         params = " ".join(f"{name}={_short(value)}" for name, value in row.params.items())
@@ -68,7 +66,7 @@ def _trials(rows: Sequence[TrialRow], terms: SearchTerms) -> PageTable:
     return PageTable(("trial", terms.metric, "best at", "trained", "settings", ""), cells, frozenset({4, 5}))
 
 
-def _curves(rows: Sequence[TrialRow], reports: Sequence[Mapping[str, Any]], terms: SearchTerms) -> Figure:
+def _curves(rows: "Sequence[TrialRow]", reports: Sequence[Mapping[str, Any]], terms: SearchTerms) -> Figure:
     shown = [row.number for row in rows[:_MOST_CURVES]]
     points: dict[int, list[tuple[float, float]]] = {}
     for event in reports:
@@ -88,7 +86,7 @@ def _curves(rows: Sequence[TrialRow], reports: Sequence[Mapping[str, Any]], term
     return {"data": data, "layout": layout(terms.metric, x_title=terms.time_attr.replace("_", " ")) | few}
 
 
-def _numbers(rows: Sequence[TrialRow]) -> dict[str, list[float]]:
+def _numbers(rows: "Sequence[TrialRow]") -> dict[str, list[float]]:
     """Return the settings that differ, as numbers; a word becomes its index among the sorted words."""
     found = {}
     for name in rows[0].params:
@@ -103,7 +101,7 @@ def _numbers(rows: Sequence[TrialRow]) -> dict[str, list[float]]:
     return found
 
 
-def _parallel(rows: Sequence[TrialRow], terms: SearchTerms) -> Figure:
+def _parallel(rows: "Sequence[TrialRow]", terms: SearchTerms) -> Figure:
     axes = [_axis(name, values, rows) for name, values in _numbers(rows).items()]
     metric = [row.metric if math.isfinite(row.metric) else None for row in rows]
     axes.append({"label": terms.metric, "values": metric})
@@ -111,7 +109,7 @@ def _parallel(rows: Sequence[TrialRow], terms: SearchTerms) -> Figure:
     return {"data": [{"type": "parcoords", "dimensions": axes, "line": shade}], "layout": {"height": 420}}
 
 
-def _axis(name: str, values: Sequence[float], rows: Sequence[TrialRow]) -> dict[str, Any]:
+def _axis(name: str, values: Sequence[float], rows: "Sequence[TrialRow]") -> dict[str, Any]:
     said = [row.params.get(name) for row in rows]
     if any(not isinstance(value, int | float) for value in said):
         words = dict(zip(values, map(str, said), strict=True))
@@ -129,7 +127,7 @@ def _axis(name: str, values: Sequence[float], rows: Sequence[TrialRow]) -> dict[
     }
 
 
-def importance(rows: Sequence[TrialRow]) -> list[tuple[str, float]]:
+def importance(rows: "Sequence[TrialRow]") -> list[tuple[str, float]]:
     """Return Spearman's rank correlation of each setting with the metric, strongest first; [] for few trials."""
     known = [row for row in rows if math.isfinite(row.metric)]
     if len(known) < _FEWEST_FOR_IMPORTANCE:

@@ -1,7 +1,5 @@
 """``uneven.search.run``."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections import Counter

@@ -1,7 +1,5 @@
 """Define the options of a search and divide them among its parts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

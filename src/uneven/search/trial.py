@@ -1,7 +1,5 @@
 """Define the interface of a training function to its search: settings, data, states and reports."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

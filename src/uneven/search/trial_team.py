@@ -4,8 +4,6 @@ Every process reads the same batches of the search's data and takes its part of 
 gradient is that of the whole batch, so the trial learns what it would on one device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

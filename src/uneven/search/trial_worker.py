@@ -1,7 +1,5 @@
 """Train trials one after the other in one process, because a process takes long to start."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Read earlier searches from their directories: what they were started with, and their results."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Use Optuna's samplers as searchers and its pruners as schedulers; needs the extra ``search``."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

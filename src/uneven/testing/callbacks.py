@@ -13,8 +13,6 @@ one.
 Gradients are averaged over the union batch, as in a session under ``bsp``, so a callback sees the same as there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -11,8 +11,6 @@ To test a predictor, write::
 pytest then runs the whole suite on it, with the same examples in every run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Start the fork server (:mod:`uneven.testing.fork_server`) and request processes from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

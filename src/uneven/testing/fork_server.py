@@ -7,8 +7,6 @@ has a ``leave``, the child calls it last at exit. The server sends lines: ``["st
 children and ends.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

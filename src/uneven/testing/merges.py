@@ -9,8 +9,6 @@
             return Mine()
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import ClassVar

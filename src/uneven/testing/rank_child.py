@@ -1,7 +1,5 @@
 """Run bodies of :mod:`uneven.testing.ranks` in a child process."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

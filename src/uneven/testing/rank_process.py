@@ -3,8 +3,6 @@
 Messages are lines of JSON: commands on its standard input, answers on a separate pipe, so that a body may print.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -12,8 +12,6 @@ Processes are forked from one that has imported torch, and reused: each test get
 environment and seed. After a failure all are killed and the next test forks new ones. They end with their parent.
 """
 
-from __future__ import annotations
-
 import atexit
 import inspect
 import os

@@ -11,8 +11,6 @@ To test a scheduler, write::
 pytest then runs the whole suite on it, with the same examples in every run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Send the tensors of a CPU the way that those of a GPU take: through copies in host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@
 reads the journal of either, or of any run of uneven.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import lazy

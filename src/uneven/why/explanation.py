@@ -1,7 +1,5 @@
 """The explanation of a recorded run: read, judged, and each remedy simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

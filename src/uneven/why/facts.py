@@ -4,8 +4,6 @@ They come from ``/proc``, the worker's control group, its own sockets (``TCP_INF
 garbage collector. A source that a system does not have is left out, and so is a value of 0.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """The steps of a loop without an optimizer: the shortest period in its sequence of collective operations."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Hashable, Sequence
 from types import FrameType

@@ -13,8 +13,6 @@ If the measurement takes more than its budget, it measures one burst of steps in
 step the same number, so the burst of a worker is also one of each worker that measures more often.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import math
@@ -60,7 +58,7 @@ class _StepSums:
         self.saved_s = 0.0  # in torch.save
         self.meetings: list[float] = []  # seconds of each
 
-    def add(self, later: _StepSums) -> None:
+    def add(self, later: "_StepSums") -> None:
         self.data_s += later.data_s
         self.samples += later.samples
         self.elements += later.elements
@@ -80,7 +78,7 @@ class _Mark:
         self.thread = thread
         self.process_s = time.process_time()
 
-    def since(self, before: _Mark) -> tuple[float, float, float]:
+    def since(self, before: "_Mark") -> tuple[float, float, float]:
         """Return the seconds, and those in which the thread ran and was queued."""
         ran_ns, queued_ns = self.thread[0] - before.thread[0], self.thread[1] - before.thread[1]
         return self.at_s - before.at_s, ran_ns / 1e9, queued_ns / 1e9
@@ -118,7 +116,7 @@ class Probe:
         self._evaluated_at_s = math.nan  # the last batch without gradients in this step
 
     @classmethod
-    def start(cls, run: Path) -> Probe:
+    def start(cls, run: Path) -> "Probe":
         """Set the hooks of this process and return its probe."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()

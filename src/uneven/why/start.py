@@ -1,7 +1,5 @@
 """The start of the measurement in a worker: once torch is loaded, at the first process group or optimizer step."""
 
-from __future__ import annotations
-
 import os
 import threading
 from functools import wraps
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 RUN_VARIABLE = "UNEVEN_WHY"  # the run directory for the journals of all workers; ``why.boot`` sets it
 
 _lock = threading.Lock()
-_probe: Probe | None = None
+_probe: "Probe | None" = None
 _hooked = False
 _tried = False  # to attach to a script that knows nothing of it
 
@@ -78,7 +76,7 @@ def _after_optimizer(optimizer: Any, *_: Any) -> None:
         _probe.after_optimizer(optimizer)
 
 
-def attach(run: str | Path | None = None) -> Probe:
+def attach(run: str | Path | None = None) -> "Probe":
     """Measure this worker's steps from here on, for ``uneven why RUN``.
 
     Call it once on each worker, after ``init_process_group``; further calls return the same measurement, until its

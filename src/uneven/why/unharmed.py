@@ -1,7 +1,5 @@
 """Calls whose failure must not reach a training that is not ours."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """``uneven demo``."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The training of the demo: a small convolutional network on real images. The benches use it too."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@
 like any other. ``balanced`` is the same loop with the lines that uneven needs.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The two phases of the demo and their comparison."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

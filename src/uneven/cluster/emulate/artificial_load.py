@@ -1,7 +1,5 @@
 """Background load: real processes that compete with a node's worker inside its control group."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

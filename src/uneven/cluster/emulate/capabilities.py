@@ -1,7 +1,5 @@
 """Tests of the emulation features that this machine supports."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial

@@ -4,8 +4,6 @@ Version 1 as in the kernel's ``scheduler/sched-bwc`` and ``cgroup-v1/memory``, v
 has one tree per controller, so a node has one group in each.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The workers of an emulation: started as by torch's launcher, supervised, ended."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

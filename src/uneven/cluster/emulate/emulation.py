@@ -1,7 +1,5 @@
 """The run of a script on an emulated cluster."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

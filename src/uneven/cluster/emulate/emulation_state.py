@@ -9,8 +9,6 @@ The file is written before the first object is made, and removed after the last 
 not in it: the kernel removes them with the processes that hold them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

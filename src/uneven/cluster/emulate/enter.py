@@ -3,8 +3,6 @@
 Limits and namespaces apply to this process before the first line of the program runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

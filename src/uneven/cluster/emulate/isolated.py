@@ -1,7 +1,5 @@
 """Nodes of an emulation by root: a network namespace and control groups for each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence

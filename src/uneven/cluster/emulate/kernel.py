@@ -1,7 +1,5 @@
 """System calls that Python 3.11 does not offer. Linux only. All raise OSError if the kernel rejects them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The interface of the machines of an emulation: one for each node of the description."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

@@ -14,8 +14,6 @@ Namespaces have no names. This process holds their descriptors, so the kernel re
 process and the workers end in any way. The machine's own interfaces and addresses are unaffected.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

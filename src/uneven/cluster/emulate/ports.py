@@ -1,7 +1,5 @@
 """Ports for processes that must know the port before one of them listens there."""
 
-from __future__ import annotations
-
 import random
 import socket
 from contextlib import ExitStack

@@ -7,8 +7,6 @@ drop. Both are initially 0. Direction 2 k leads from the first to the second dev
 ends with its standard input.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

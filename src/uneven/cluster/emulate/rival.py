@@ -3,8 +3,6 @@
 It reads the busy part of its time, 0 … 1, from standard input, one number per line, and ends with it.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import time

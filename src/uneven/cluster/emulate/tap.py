@@ -4,8 +4,6 @@ After the kernel's ``Documentation/networking/tuntap.rst``. Frames have a virtio
 network card (checksums, segmentation), so large ones stay whole.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -1,7 +1,5 @@
 """Nodes of an emulation by an ordinary user: workers on this machine that are stopped and continued."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence

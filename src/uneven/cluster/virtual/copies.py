@@ -1,7 +1,5 @@
 """Parameter servers in virtual time: one for all workers, or one per site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Real data for the demo, the benchmarks and the tests: small digits, and Fashion-MNIST if it is on this machine."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import lru_cache

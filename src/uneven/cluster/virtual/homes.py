@@ -1,7 +1,5 @@
 """Samples that stay at their site."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The loss and accuracy of a virtual training over virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Training tasks: gradients and a score, as functions of one flat vector of parameters."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The registry of tasks for ``--train``; nothing is downloaded."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

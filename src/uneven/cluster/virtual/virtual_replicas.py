@@ -1,7 +1,5 @@
 """Immutable replicas: equal ones are one object, computed only once."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs a scenario with a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The traffic between sites, in whole models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from uneven.errors import ConfigError

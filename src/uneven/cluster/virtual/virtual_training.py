@@ -1,7 +1,5 @@
 """The models of a simulation: applies the events of virtual time to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Evaluations of models at other sites in virtual time, for policies that they tune."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

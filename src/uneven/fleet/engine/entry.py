@@ -1,7 +1,5 @@
 """``uneven.fleet.train``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Define the options of a fleet run and the snapshot that a view shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -10,8 +10,6 @@ All members of a flotilla start a pass together, so all of them are between epoc
 number of passes is all that must be known about the data.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 import time

@@ -10,8 +10,6 @@ A member's file is written before the state that names it, and deleted after the
 kill at any moment, the state names only complete files, and all its members are at the same pass.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

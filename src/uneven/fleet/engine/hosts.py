@@ -1,7 +1,5 @@
 """Manage the processes in which members train."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

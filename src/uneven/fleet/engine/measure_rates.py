@@ -1,7 +1,5 @@
 """Measure members' speeds before the first flotilla, only as far as its plan needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Capture and restore a member bit for bit, readable with ``torch.load(weights_only=True)``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from uneven.errors import CheckpointError

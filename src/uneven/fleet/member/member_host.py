@@ -1,7 +1,5 @@
 """Train members, one after the other, in a separate process."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import time

@@ -7,8 +7,6 @@
     worker 1        │             │ x_1     │                │ x_1         as the balancer splits it
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -181,7 +179,7 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def together(seat: Seat, balance: str, *parts: Callback) -> Session:
+def together(seat: Seat, balance: str, *parts: Callback) -> "Session":
     """Return a session of the workers with seats at one rendezvous. Raises `PeerError` if a worker did not come."""
     from uneven.run.session import Session  # imported here, because a single worker does not need it
 
@@ -199,7 +197,7 @@ def together(seat: Seat, balance: str, *parts: Callback) -> Session:
     )
 
 
-def apart(session: Session) -> None:
+def apart(session: "Session") -> None:
     session.close()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,5 @@
 """Train a member for one epoch on its own batches of the shared stream, and judge it on the validation set."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

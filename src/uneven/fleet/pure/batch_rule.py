@@ -5,8 +5,6 @@ paper's members have the largest batch b that fits a device, so m · b on m devi
 rate. Then the result of a member depends on the plan. Our default keeps the global batch.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """Decide after each epoch whether a member is trained."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ that leaves does not delay others. Eviction that follows the slowest reader is F
 readers is ours, as the paper does not describe it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError

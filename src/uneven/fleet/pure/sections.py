@@ -8,8 +8,6 @@ starts with a new chunk, so its last chunk may be smaller::
     │ 0 │ 1 │ 2 │ 3 (short)  │ 4 │ 5 (short)    │ 6 │ 7 │ …            chunks
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

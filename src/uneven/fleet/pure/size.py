@@ -1,7 +1,5 @@
 """Compute how many preprocessors a flotilla needs."""
 
-from __future__ import annotations
-
 import math
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """Run the engine's side of the shared stream: preprocessors fill a ring, readers empty it, a ledger keeps count."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

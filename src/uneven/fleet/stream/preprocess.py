@@ -1,7 +1,5 @@
 """Read, decode and augment chunks of samples into the ring, once for all members."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

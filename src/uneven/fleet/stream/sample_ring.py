@@ -1,7 +1,5 @@
 """Share memory between all processes: samples are written once and read in place by every member."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile
@@ -131,7 +129,7 @@ class Ring:
             return [tensor[first:last] for tensor in self.tensors]
         return [torch.cat((tensor[first:], tensor[: last - places])) for tensor in self.tensors]
 
-    def handle(self, *, writable: bool) -> RingHandle:
+    def handle(self, *, writable: bool) -> "RingHandle":
         """Return the arguments with which a new process maps the same memory."""
         return RingHandle(self.layout, self.slots, self.chunk, self._memory, writable)
 
@@ -178,7 +176,7 @@ class RingHandle:
         self._rest = layout, slots, chunk, writable
         self._memory = memory
 
-    def __reduce__(self) -> tuple[Callable[..., RingHandle], tuple[Any, ...]]:
+    def __reduce__(self) -> "tuple[Callable[..., RingHandle], tuple[Any, ...]]":
         return _arrived, (reduction.DupFd(self._memory), self._rest)
 
     def open(self, line: ProcessLine | None = None) -> Ring:

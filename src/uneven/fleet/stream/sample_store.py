@@ -1,7 +1,5 @@
 """Choose the memory for prepared samples: memory that all processes share, or a place's object store."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +24,7 @@ class ChunksHandle:
     slots: int
     chunk: int
 
-    def open(self, line: ObjectLine) -> Chunks:
+    def open(self, line: ObjectLine) -> "Chunks":
         return Chunks(self, line)
 
 

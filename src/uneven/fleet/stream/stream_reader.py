@@ -1,7 +1,5 @@
 """Read a member's own batches from the shared stream, without a copy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ A second of video costs a stream a number of seconds on a machine of speed 1. A 
 at most its speed in total. Streams are placed in decreasing order of cost, each on the least loaded machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

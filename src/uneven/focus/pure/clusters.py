@@ -6,8 +6,6 @@ stays in the index without new members. The paper does not specify whether centr
 object.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

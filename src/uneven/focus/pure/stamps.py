@@ -1,7 +1,5 @@
 """The times of pictures, computed from time stamps that may be missing, jump or restart."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

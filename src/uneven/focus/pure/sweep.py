@@ -18,8 +18,6 @@ whose assumptions (leaps) the sample supports statistically are chosen (ours)::
     settled by verdicts       of the clusters settled by another's verdict, the right ones  none if spread is 0
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,7 +99,7 @@ class Share:
     least: float  # its lower bound at 95 % confidence (Clopper and Pearson)
 
     @classmethod
-    def of(cls, hits: float, trials: float, independent: int) -> Share:
+    def of(cls, hits: float, trials: float, independent: int) -> "Share":
         """Return ``hits`` of ``trials``, only ``independent`` of them independent."""
         if trials == 0:
             return cls(1.0, 0.0)

@@ -10,8 +10,6 @@ The greatest near ÷ far are asked next: first outliers, then those between the 
 verdict holds within a cluster's radius: near ≤ T. :mod:`uneven.focus.pure.sweep` chooses the spread on the sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,11 +31,11 @@ class Precedents:
     @classmethod
     def sample(
         cls, feature: npt.NDArray[np.float32], label: npt.NDArray[np.int64], score: npt.NDArray[np.float32]
-    ) -> Precedents:
+    ) -> "Precedents":
         """Return the precedents of sample objects, numbered from -1 down; shapes as in the class, feature (n, dim)."""
         return cls(-1 - np.arange(len(label)), feature, label, score)
 
-    def joined(self, other: Precedents) -> Precedents:
+    def joined(self, other: "Precedents") -> "Precedents":
         return Precedents.sample(
             np.concatenate([self.feature, other.feature]),
             np.concatenate([self.label, other.label]),

@@ -6,8 +6,6 @@ e mod r, the message arrives r epochs later and its answer 2r epochs later; othe
 the backward pass sends nothing (``identity``); ``exact`` is for cd-0, whose transpose is itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +34,7 @@ class ExchangeChoice:
     @classmethod
     def of(
         cls, name: str, backward: str | None, delays: Mapping[tuple[int, int], int], faithful: bool = False
-    ) -> ExchangeChoice:
+    ) -> "ExchangeChoice":
         """Parse the user's arguments; raise :class:`ConfigError` if they are unknown or do not go together."""
         known = re.fullmatch(r"exact|cd-0|0c|cd-r(?::r=0*([1-9]\d*))?", name)
         if known is None:

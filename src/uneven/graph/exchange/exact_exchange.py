@@ -7,8 +7,6 @@ Weights: the run computes Σ wᵢ gᵢ of the workers' gradients, so a worker's 
 1 / wᵢ. Gradients are multiplied by wᵢ before sending and divided by wⱼ on arrival.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

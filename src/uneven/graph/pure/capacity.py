@@ -1,7 +1,5 @@
 """Each machine's share of a graph, from its measured rates and its memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ class StepWork:
     bytes: float  # per vertex: features, the first layer's cached sums, and rows of all layers with gradients
 
     @classmethod
-    def of(cls, layers: Sequence[int], matrices: int = 1) -> StepWork:
+    def of(cls, layers: Sequence[int], matrices: int = 1) -> "StepWork":
         """Return the work of a model with widths ``layers``: (features, hidden, …, classes).
 
         ``matrices`` is the number of weight matrices per layer: 2 if a vertex itself has one, as with GraphSAGE's mean.

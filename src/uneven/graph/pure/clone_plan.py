@@ -1,7 +1,5 @@
 """The copies of each vertex, and the part in which it is rooted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +22,7 @@ class Holders:
     takes: Flags  # bool (parts, vertices): has an in-edge of it
 
     @classmethod
-    def of(cls, edges: EdgeList, bounds: Sequence[int]) -> Holders:
+    def of(cls, edges: EdgeList, bounds: Sequence[int]) -> "Holders":
         sends, takes = np.zeros((2, len(bounds) - 1, edges.vertices), np.bool_)
         for p, (begin, end) in enumerate(pairwise(bounds)):
             sends[p, edges.source[begin:end]] = True

@@ -1,7 +1,5 @@
 """Directed edges as two columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +25,7 @@ class EdgeList:
     def __len__(self) -> int:
         return len(self.source)
 
-    def ordered(self, order: Wholes | Ids) -> EdgeList:
+    def ordered(self, order: Wholes | Ids) -> "EdgeList":
         """Return the edges of these numbers, in this order."""
         return EdgeList(self.source[order], self.target[order], self.vertices)
 

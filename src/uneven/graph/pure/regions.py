@@ -1,7 +1,5 @@
 """The assignment of parts to workers if a graph has more parts than there are workers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

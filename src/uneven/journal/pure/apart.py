@@ -9,8 +9,6 @@ have processed another global batch of samples::
     piece       0   │   1    │ 2       the last one may be smaller
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Steps that were recorded without a session, completed by the records of the other workers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

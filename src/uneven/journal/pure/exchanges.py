@@ -1,7 +1,5 @@
 """Statistics of parameter exchanges: frequency, staleness, bytes, distances."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -57,7 +55,7 @@ class Exchanged:
         return self._took_s / self.count if self.count else math.nan
 
     @classmethod
-    def of(cls, records: Iterable[ExchangeRecord]) -> Exchanged:
+    def of(cls, records: Iterable[ExchangeRecord]) -> "Exchanged":
         found = cls()
         for record in records:
             found.add(record)

@@ -1,7 +1,5 @@
 """The changes of a run's membership, from the records of its members."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -49,7 +47,7 @@ class MemberChanges:
         self._gone |= set(record.left)
         return known is None
 
-    def placed(self, at: Callable[[float], int]) -> MemberChanges:
+    def placed(self, at: Callable[[float], int]) -> "MemberChanges":
         """Return a copy whose borders are ``at`` of their Unix times."""
         found = MemberChanges()
         found._found = {key: replace(one, border=at(one.at_s)) for key, one in self._found.items()}

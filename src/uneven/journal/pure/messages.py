@@ -1,7 +1,5 @@
 """Statistics of messages between workers, by connection."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from statistics import fmean

@@ -12,8 +12,6 @@ Asynchronous workers (``Pace.apart``) have no common iterations. Pieces as large
 (``journal.pure.apart``). If no worker ever waits, the whole exchange is communication.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

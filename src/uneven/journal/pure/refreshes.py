@@ -1,7 +1,5 @@
 """Statistics of preconditioners' refreshes, by owning worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from statistics import median
 

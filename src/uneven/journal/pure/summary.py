@@ -5,8 +5,6 @@ v_i, with v_i the measured samples of worker i per second of data and compute ti
 (samples per second) replaces the duration of an iteration.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections import Counter
@@ -72,7 +70,7 @@ class _Sums:
     wait_s: float = 0.0
     communicate_s: float = 0.0
     control_s: float = 0.0
-    errors: array[float] = field(default_factory=lambda: array("d"))
+    errors: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, timing: Timing, predicted_per_s: float) -> None:
         self.batch += timing.batch
@@ -99,9 +97,9 @@ class Totals:
     """The sums over iterations. Memory grows by a few numbers per iteration, so a long run can be followed."""
 
     _workers: dict[int, _Sums] = field(default_factory=dict)
-    _durations_s: array[float] = field(default_factory=lambda: array("d"))
-    _batches: array[int] = field(default_factory=lambda: array("q"))
-    _wholes: array[int] = field(default_factory=lambda: array("q"))  # global batches of asynchronous workers
+    _durations_s: "array[float]" = field(default_factory=lambda: array("d"))
+    _batches: "array[int]" = field(default_factory=lambda: array("q"))
+    _wholes: "array[int]" = field(default_factory=lambda: array("q"))  # global batches of asynchronous workers
     _members: Counter[tuple[int, ...]] = field(default_factory=Counter)  # iterations of each
 
     def add(self, iteration: Iteration) -> None:

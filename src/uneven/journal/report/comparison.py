@@ -1,7 +1,5 @@
 """The comparison of several runs: one page, and one table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The terminal output of this package; text from journals and descriptions cannot send control sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The HTML report of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A self-contained HTML page with tables, notes and pictures, which needs no network."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

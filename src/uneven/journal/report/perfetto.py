@@ -4,8 +4,6 @@ The process "workers" has a track per rank with slices for data, compute, wait a
 counter of samples per iteration (per step if asynchronous). Events are flags.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Their number grows with the workers and the lines between them, not with the length of the run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The terminal view of a state, as Rich renderables."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """The view of a run in a terminal: live, and as a table afterwards."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """The live report of a run on the loopback interface: drawn by the browser, updated by server-sent events."""
 
-from __future__ import annotations
-
 import hmac
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Fit of the curve max(g, a + b x) to a few measured points of each worker."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Selection of the workers' reports that describe the current batch sizes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np

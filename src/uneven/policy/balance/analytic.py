@@ -1,7 +1,5 @@
 """The formula of LB-BSP's 2018 poster: piecewise linear costs, and all workers finish together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 

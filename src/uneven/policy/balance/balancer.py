@@ -1,7 +1,5 @@
 """The balancer interface."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The least and greatest number of samples for a device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """LB-BSP on CPU workers: the default balancer."""
 
-from __future__ import annotations
-
 import math
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """LB-BSP on GPUs: samples move in steps from the straggler to the leader."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -158,7 +156,7 @@ class Numerical(Balancer):
         self._wide = self._wide + 1 if gap > self._restart else 0
         return self._wide >= 2
 
-    def _move(self, view: BalanceView, shares: Wholes, bounds: Bounds, pairs: list[_Pair]) -> Split:
+    def _move(self, view: BalanceView, shares: Wholes, bounds: Bounds, pairs: "list[_Pair]") -> Split:
         for leader, straggler in pairs:
             # Limits may leave less than a step.
             n = int(min(self._step, shares[straggler] - bounds.least[straggler], bounds.most[leader] - shares[leader]))

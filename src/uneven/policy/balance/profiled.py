@@ -3,8 +3,6 @@
 :mod:`uneven.run.measure.measure_profile` takes the measurements and bounds their time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate

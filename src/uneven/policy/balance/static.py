@@ -1,7 +1,5 @@
 """Shares that are set once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypedDict

@@ -18,8 +18,6 @@ for j + 1 + lookahead. A worker whose speed has left its forecast calls for repo
 iteration and attaches its own. All decide by it when that iteration ends, and then report.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From all reports to the split of the batch and the time of the next reports."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import deque
@@ -253,7 +251,7 @@ class Decider:
         limits: Limits,
         global_batch: int | None = None,
         kinds: Mapping[int, str] | None = None,
-    ) -> Decider:
+    ) -> "Decider":
         """Return the decider of other members, with the state of those that stay.
 
         A newcomer gets the mean share of its kind of machine (``kinds``: rank → kind, as far as known), otherwise of

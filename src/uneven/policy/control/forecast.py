@@ -1,7 +1,5 @@
 """A worker's forecast of its speed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -16,8 +16,6 @@ The ledger makes each instruction when the driver asks for it, because an exchan
 background. So the driver carries out an instruction before it asks for the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

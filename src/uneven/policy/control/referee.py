@@ -4,8 +4,6 @@ Missing or absurd reports never reach a balancer; the last good one replaces the
 Every rank judges the same reports, so all believe the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The interval between reports that the ranks can afford."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

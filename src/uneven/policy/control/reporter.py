@@ -1,7 +1,5 @@
 """A worker's side of the slow loop: its measurements since its last report, and the report."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

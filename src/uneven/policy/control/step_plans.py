@@ -1,7 +1,5 @@
 """A policy's plans for one worker, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

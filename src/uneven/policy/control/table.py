@@ -1,7 +1,5 @@
 """All workers' reports as columns, so that a thousand are judged in a millisecond."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -74,7 +72,7 @@ class ReportTable:
         found = float(waited.min() - own.max())
         return found if found >= _LEAST_WAIT * float(local.max()) else 0.0
 
-    def without(self, hidden_s: float) -> ReportTable:
+    def without(self, hidden_s: float) -> "ReportTable":
         """Return the table with this much less of each own side of an exchange."""
         if hidden_s == 0.0:
             return self
@@ -107,7 +105,7 @@ class ReportTable:
             sound &= (self.rows[:, place] >= 0) & (self.rows[:, place] < math.inf)
         return sound
 
-    def differs(self, other: ReportTable) -> npt.NDArray[np.bool_]:
+    def differs(self, other: "ReportTable") -> npt.NDArray[np.bool_]:
         """Return flags of shape (reports,): reports of other iterations or measurements than in ``other``."""
         return np.asarray((self.rows[:, _EVIDENCE] != other.rows[:, _EVIDENCE]).any(axis=1), np.bool_)
 

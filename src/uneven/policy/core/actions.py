@@ -5,8 +5,6 @@ meaning. For example, a gradient mean over all workers becomes the bucketed all-
 The simulator turns the same object into transfers and waits in virtual time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import Enum
 

@@ -5,8 +5,6 @@ add up at the level that is searched. Lower and upper limits apply in the same p
 machine computes the same answer: see :mod:`uneven.policy.core.exact`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The decision how tensors travel between workers, from the devices of all."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 

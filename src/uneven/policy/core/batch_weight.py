@@ -1,7 +1,5 @@
 """The weight of one worker's batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -26,6 +24,6 @@ class BatchWeight:
         added up. None if sample counts alone decide it."""
         return None
 
-    def counts_like(self, other: BatchWeight) -> bool:
+    def counts_like(self, other: "BatchWeight") -> bool:
         """Return whether both batches have equal weights, and exchange both or not at all."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -1,7 +1,5 @@
 """The cost Γ(x): the seconds that a worker needs for a batch of x samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 

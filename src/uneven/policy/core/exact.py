@@ -4,8 +4,6 @@ Element-wise IEEE arithmetic, comparisons and sorting are exact or rounded once.
 the processor, so sums use :func:`exact_sum`.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

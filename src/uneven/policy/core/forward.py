@@ -1,7 +1,5 @@
 """Attributes of a wrapper that are read from the wrapped object."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

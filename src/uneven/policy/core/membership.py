@@ -11,8 +11,6 @@ another has not entered. When a member dies during one, there are two cases:
 * A member has completed it: it sends its sum to the others, and the dead member's gradient counts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

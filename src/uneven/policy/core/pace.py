@@ -1,7 +1,5 @@
 """The waiting rules between the workers of a run."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 PACE = "pace"  # the key, among the settings of a run record, of the value of the run's :class:`Pace`

@@ -8,8 +8,6 @@ A bool is not a number. A whole number must be within ±2⁵³, the range of exa
 Non-finite floats may be strings, because JSON has no numbers for them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +77,7 @@ class Misfit(ValueError):
         self.path = path
         super().__init__()
 
-    def within(self, step: str) -> Misfit:
+    def within(self, step: str) -> "Misfit":
         """Prefix the path with ``step``, the position in the container."""
         joint = "" if not self.path or self.path.startswith("[") else "."
         self.path = f"{step}{joint}{self.path}"

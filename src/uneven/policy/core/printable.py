@@ -4,8 +4,6 @@
 ``uneven.journal.report.page`` does so with all text of a page, and also escapes HTML.
 """
 
-from __future__ import annotations
-
 import re
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -13,8 +13,6 @@ Other distributions add plug-ins by entry points. The group of a registry is nam
 unregistered name or a list of all names.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

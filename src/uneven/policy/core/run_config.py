@@ -4,8 +4,6 @@ Code overrides the command line, which overrides ``uneven.toml``. If two of them
 stronger one applies, and the conflict is reported on the terminal and in the journal.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Readers of TOML documents and of typed values in their tables, with precise errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

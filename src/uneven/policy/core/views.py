@@ -4,8 +4,6 @@ They hold columns instead of lists of objects, so a view of ten thousand workers
 belongs to ``members[i]``, the i-th worker by rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ class Limits:
                 object.__setattr__(self, name, tuple(given))
 
     @classmethod
-    def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> Limits:
+    def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> "Limits":
         """Return the limits ``lower`` and ``upper`` (by default ``total``) for each of ``workers`` workers."""
         return cls(lower=(lower,) * workers, upper=(total if upper is None else upper,) * workers)
 

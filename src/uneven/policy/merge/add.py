@@ -1,7 +1,5 @@
 """The sum of contributions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ class Add(Merge):
     payloads = frozenset(Payload)
     whole = True
 
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Return the copy in ``kept`` + scale · ``given``, as state and result, shapes (n,); ``weight`` has no effect.
 
         Memory is never reused, so ``in_place`` has no effect."""

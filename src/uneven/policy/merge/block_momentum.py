@@ -1,7 +1,5 @@
 """Block momentum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +28,12 @@ class BlockMomentum(Merge):
     nesterov: bool = False
     warmup_samples: int = 0
 
-    def begin(self, start: Tensor) -> Kept:
+    def begin(self, start: "Tensor") -> Kept:
         """Return the state before the first block has ended: Δ is zero, flat like ``start``."""
         # x̃, Δ, the start of the current block, S, and the samples of all completed blocks.
         return {"copy": start, "delta": start.new_zeros(start.shape), "start": start, "block": 0.0, "seen": 0.0}
 
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Return state and start of the next block; ``given`` (n,) is the mean replica after ``weight`` samples."""
         copy, old, start, usual = kept["copy"], kept["delta"], kept["start"], kept["block"]
         shared = start is copy  # without Nesterov they are one tensor, which must not be overwritten twice

@@ -1,7 +1,5 @@
 """Elastic averaging."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +23,14 @@ class Elastic(Merge):
     combined = Combined.CENTRE
     whole = True
 
-    def contribute(self, own: Tensor, kept: Kept, *, in_place: bool = False) -> Tensor:
+    def contribute(self, own: "Tensor", kept: Kept, *, in_place: bool = False) -> "Tensor":
         """Return d = α (x − x̃) for ``own`` and the centre in ``kept``, (n,); ``in_place`` reuses ``own``."""
         centre: Tensor = kept["centre"]
         # The same amount leaves the replica and enters the centre, so that their sum is constant.
         drawn: Tensor = own.sub_(centre).mul_(self.alpha) if in_place else pull(own, centre, self.alpha)
         return drawn
 
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Return the centre in ``kept`` plus ``given``, (n,), as state and result; ``weight`` has no effect.
 
         ``in_place`` reuses the memory of the centre."""

@@ -4,8 +4,6 @@ The arithmetic uses tensor methods only, so that a merge does not import torch: 
 plan`` hold the same objects as the engine, and use only their attributes.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
@@ -79,7 +77,7 @@ class Merge(ABC):
     whole: bool = False
     bytes_factor: float = 1.0
 
-    def begin(self, start: Tensor) -> Kept:
+    def begin(self, start: "Tensor") -> Kept:
         """Return the state before the first exchange: nothing for a mean, otherwise ``{"centre": start}``.
 
         ``start`` is the initial vector (n,) of all replicas, or of the server; it may be kept without a copy. A merge
@@ -87,7 +85,7 @@ class Merge(ABC):
         """
         return {} if self.combined is Combined.MEAN else {"centre": start}
 
-    def contribute(self, own: Tensor, kept: Kept, *, in_place: bool = False) -> Tensor:
+    def contribute(self, own: "Tensor", kept: Kept, *, in_place: bool = False) -> "Tensor":
         """Return a worker's contribution, shape (m,), where m is ``bytes_factor`` times n.
 
         Args:
@@ -98,7 +96,7 @@ class Merge(ABC):
         return own
 
     @abstractmethod
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Combine contributions. It is deterministic, so that all workers compute the same result.
 
         Args:
@@ -158,14 +156,14 @@ class OuterMovement(Merge):
 
     payloads = frozenset({Payload.DELTA})
 
-    def begin(self, start: Tensor) -> Kept:
+    def begin(self, start: "Tensor") -> Kept:
         """Return a zero V, flat like ``start``."""
         return {"velocity": start.new_zeros(start.shape)}
 
     def served_step(self) -> tuple[float, float]:
         return self.momentum, self.learning_rate
 
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Return the movement of the copy; ``given``, shape (n,), is the mean movement."""
         velocity = self.momentum * kept["velocity"] + given
         return {"velocity": velocity}, self.learning_rate * (given + self.momentum * velocity)

@@ -1,7 +1,5 @@
 """An outer step with a user's optimizer, whose gradient is the mean movement."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,21 +29,21 @@ class Outer(Merge):
 
     make: OuterOptimizer
 
-    def begin(self, start: Tensor) -> Kept:
+    def begin(self, start: "Tensor") -> Kept:
         """Return x̃, flat like ``start``, and a zeroed optimizer state."""
         # this step only reveals the names of the optimizer's state
         _, state = self._step(start.clone(), start.new_zeros(start.shape), {})
         zero = {name: 0.0 if isinstance(one, float) else one.zero_() for name, one in state.items()}
         return {"copy": start, _BEGUN: 0.0, **zero}
 
-    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+    def combine(self, kept: Kept, given: "Tensor", weight: float, *, in_place: bool = False) -> "tuple[Kept, Tensor]":
         """Return state and start of the next block; ``given``, shape (n,), is the mean of the replicas."""
         copy: Tensor = kept["copy"]
         state = {name: one for name, one in kept.items() if name.startswith(_STATE)} if kept[_BEGUN] else {}
         after, found = self._step(copy.clone(), copy - given, state)
         return {"copy": after, _BEGUN: 1.0, **found}, after
 
-    def _step(self, point: Tensor, gradient: Tensor, state: Kept) -> tuple[Tensor, Kept]:
+    def _step(self, point: "Tensor", gradient: "Tensor", state: Kept) -> "tuple[Tensor, Kept]":
         """Return the point after a step, and the optimizer's state."""
         point.requires_grad_().grad = gradient
         optimizer = self.make([point])  # a new one each time: all state is in `kept`, so that a checkpoint has it
@@ -59,7 +57,7 @@ class Outer(Merge):
         return point.detach(), kept
 
 
-def _plain(name: str, value: Any) -> Tensor | float:
+def _plain(name: str, value: Any) -> "Tensor | float":
     if isinstance(value, int | float):
         return float(value)
     if not hasattr(value, "detach"):

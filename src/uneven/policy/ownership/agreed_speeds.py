@@ -1,7 +1,5 @@
 """The workers' agreement on their speeds at a refresh, and the decision whether to change owners."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class OwnWork:
         self.cost += cost
         self.busy_s += busy_s
 
-    def and_(self, other: OwnWork) -> OwnWork:
+    def and_(self, other: "OwnWork") -> "OwnWork":
         """Return the sum of both."""
         return OwnWork(self.cost + other.cost, self.busy_s + other.busy_s, self.steps + other.steps)
 

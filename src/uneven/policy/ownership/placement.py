@@ -8,8 +8,6 @@ an item's basis and precondition it. Ranks form w rows of P / w; an item belongs
 gradient from the rank in its own row and the item's column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ They are so small that a call into a library costs more than the arithmetic.
 steps with I inputs, H hidden units.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The base of all predictors that train."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -107,7 +105,7 @@ class SpeedModel(ABC):
         """
 
     @abstractmethod
-    def study(self, rows: Floats, number: int) -> SpeedModel:
+    def study(self, rows: Floats, number: int) -> "SpeedModel":
         """Return the model after its ``number``-th lesson, on the newest rows, shape (n, 6)."""
 
     @abstractmethod
@@ -115,7 +113,7 @@ class SpeedModel(ABC):
         """Return what was learned, as plain JSON-able data."""
 
     @abstractmethod
-    def restored(self, state: dict[str, Any]) -> SpeedModel:
+    def restored(self, state: dict[str, Any]) -> "SpeedModel":
         """Return the model with this ``state()`` and the options of this one."""
 
 

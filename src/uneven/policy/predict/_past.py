@@ -1,7 +1,5 @@
 """A predictor's memory of its worker."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """ARIMA by conditional least squares on a sliding window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -151,7 +149,7 @@ class Arima(SpeedModel):
                 new = ends[level]
         return new + mean
 
-    def study(self, rows: Floats, number: int) -> Arima:
+    def study(self, rows: Floats, number: int) -> "Arima":
         series, _ = _stationary(rows[-self.window :, SPEED], self.d)
         scale = float(np.abs(series).max())
         ar, ma = fit(series / scale if scale else series, self.p, self.q)
@@ -160,7 +158,7 @@ class Arima(SpeedModel):
     def state(self) -> dict[str, Any]:
         return {"ar": self.ar.tolist(), "ma": self.ma.tolist()}
 
-    def restored(self, state: dict[str, Any]) -> Arima:
+    def restored(self, state: dict[str, Any]) -> "Arima":
         saved = read(_ArimaState, state)
         ar, ma = as_many(saved["ar"], len(self.ar), "ar"), as_many(saved["ma"], len(self.ma), "ma")
         return replace(self, ar=np.array(ar, dtype=float), ma=np.array(ma, dtype=float))

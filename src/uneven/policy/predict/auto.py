@@ -1,7 +1,5 @@
 """A mixture of predictors, weighted by their recent accuracy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A mixture of the three cheapest predictors, weighted by their recent accuracy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypedDict
 

@@ -1,7 +1,5 @@
 """The nonlinear autoregressive network with external inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +44,7 @@ class NarxNet(SpeedModel):
     mean_use: tuple[float, float] = field(default=(0.0, 0.0))  # of processor and memory; 0 if unknown
 
     @classmethod
-    def blank(cls, *, hidden: int, delay: int, rows_per_lesson: int, penalty: float) -> NarxNet:
+    def blank(cls, *, hidden: int, delay: int, rows_per_lesson: int, penalty: float) -> "NarxNet":
         return cls(hidden, delay, rows_per_lesson, penalty, _first_weights(hidden, delay))
 
     def forecast(self, rows: Floats, steps: int) -> float:
@@ -76,7 +74,7 @@ class NarxNet(SpeedModel):
         way = float(self._output(self.weights, np.array([inputs + levels]))[0][0])
         return newest[LEVEL] * math.exp(min(max(way, -_FARTHEST), _FARTHEST))
 
-    def study(self, rows: Floats, number: int) -> NarxNet:
+    def study(self, rows: Floats, number: int) -> "NarxNet":
         """Return the net after one damped Gauss-Newton step on some of ``rows`` (n, 6), if it lowers error plus
         penalty.
         """
@@ -91,7 +89,7 @@ class NarxNet(SpeedModel):
             inputs, target = inputs[drawn], target[drawn]
         return net._step(inputs, target, np.sqrt(counts))
 
-    def _step(self, inputs: Floats, target: Floats, roots: Floats) -> NarxNet:
+    def _step(self, inputs: Floats, target: Floats, roots: Floats) -> "NarxNet":
         # ``roots`` are the square roots of the numbers of rows that each row represents.
         output, slope = self._output(self.weights, inputs)
         missed = (target - output) * roots
@@ -153,7 +151,7 @@ class NarxNet(SpeedModel):
             "mean_use": list(self.mean_use),
         }
 
-    def restored(self, state: dict[str, Any]) -> NarxNet:
+    def restored(self, state: dict[str, Any]) -> "NarxNet":
         saved = read(_NarxState, state)
         weights = np.array(as_many(saved["weights"], len(self.weights), "weights"))
         return replace(self, weights=weights, damping=saved["damping"], mean_use=saved["mean_use"])

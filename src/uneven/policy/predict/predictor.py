@@ -1,7 +1,5 @@
 """The predictor interface."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, TypedDict

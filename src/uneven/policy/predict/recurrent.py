@@ -1,7 +1,5 @@
 """The plain recurrent network and the LSTM."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -47,7 +45,7 @@ class RecurrentNet(SpeedModel):
     spread: float = 0.1  # usual relative difference of a speed from the level
 
     @classmethod
-    def blank(cls, cell: Cell, *, hidden: int, length: int, batch: int, rate: float, uses: bool) -> RecurrentNet:
+    def blank(cls, cell: Cell, *, hidden: int, length: int, batch: int, rate: float, uses: bool) -> "RecurrentNet":
         inputs = 3 if uses else 1
         size = cell.size(inputs, hidden)
         weights = np.random.default_rng(11).normal(0.0, 1.0 / np.sqrt(hidden), size)
@@ -69,7 +67,7 @@ class RecurrentNet(SpeedModel):
                 rows = np.vstack([rows[1:], next_row(newest, speed, newest[CPU], newest[MEMORY])])
         return speed
 
-    def study(self, rows: Floats, number: int) -> RecurrentNet:
+    def study(self, rows: Floats, number: int) -> "RecurrentNet":
         """Return the net after one step of Adam on sequences drawn from ``rows`` (n, 6)."""
         n = len(rows) - self.length
         if n < 2:
@@ -83,7 +81,7 @@ class RecurrentNet(SpeedModel):
         _, slope = self.cell.gradient(self._split(self.weights), net._inputs(window), _bounded(target))
         return net._stepped(slope)
 
-    def _stepped(self, slope: Floats) -> RecurrentNet:
+    def _stepped(self, slope: Floats) -> "RecurrentNet":
         """Return the net after a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1)."""
         steps = self.steps + 1
         mean = _FIRST * self.moments[0] + (1.0 - _FIRST) * slope
@@ -112,7 +110,7 @@ class RecurrentNet(SpeedModel):
             "spread": self.spread,
         }
 
-    def restored(self, state: dict[str, Any]) -> RecurrentNet:
+    def restored(self, state: dict[str, Any]) -> "RecurrentNet":
         saved, size = read(_RecurrentState, state), len(self.weights)
         weights = np.array(as_many(saved["weights"], size, "weights"))
         moments = np.array([as_many(one, size, "moments") for one in saved["moments"]])

@@ -1,7 +1,5 @@
 """The mean since the last lasting change."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypedDict
 

@@ -11,8 +11,6 @@ are those of samples really done, x_i / X. So X is exact, each sample is used on
 process. The rule and its numbers are our own.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ of two, so fewer than two passes are needed on average. The widths of the halves
 restores them. Eight rounds of a mixing function (the finalizer of SplitMix64) are our choice.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -11,8 +11,6 @@ An update under way counts if it has arrived. The keeper of the updates knows th
 last update that it has accepted from a failed worker, which is final).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +31,7 @@ class SampleLeases:
     taken: dict[str, tuple[Count, Run]] = field(default_factory=dict)  # worker → how often it has taken, last run
     gone: tuple[Count, ...] = ()  # workers that no longer get samples
 
-    def take(self, worker: int, length: int, cut: Cut) -> tuple[SampleLeases, Run | None]:
+    def take(self, worker: int, length: int, cut: Cut) -> "tuple[SampleLeases, Run | None]":
         """Take a run for a worker, requeued ones first, from ``length`` positions; return the new leases and the run
         or None."""
         if worker in self.gone:
@@ -50,7 +48,7 @@ class SampleLeases:
             return replace(self, again=(*rest, *again), taken=taken), run
         return replace(self, next=run[1], taken=taken), run
 
-    def leave(self, worker: int, undone: Iterable[Run]) -> SampleLeases:
+    def leave(self, worker: int, undone: Iterable[Run]) -> "SampleLeases":
         """Return the leases without a failed worker, whose undone runs are requeued. Idempotent."""
         if worker in self.gone:
             return self
@@ -80,23 +78,23 @@ class HeldSamples:
     first: Count = 0  # first epoch whose samples still matter
     aside: Count = 0  # evaluations that it has come to, with the one (or the end) that it is on its way to
 
-    def took(self, epoch: int, times: int, run: Run) -> HeldSamples:
+    def took(self, epoch: int, times: int, run: Run) -> "HeldSamples":
         key = str(epoch)
         held = {**self.held, key: (*self.held.get(key, ()), run)}
         return replace(self, held=held, times={**self.times, key: times})
 
-    def gives(self, update: int, runs: Mapping[int, Iterable[Run]]) -> HeldSamples:
+    def gives(self, update: int, runs: Mapping[int, Iterable[Run]]) -> "HeldSamples":
         """Start an update with the steps made from these runs."""
         return replace(self, update=update, given={str(epoch): tuple(those) for epoch, those in runs.items()})
 
-    def gave(self) -> HeldSamples:
+    def gave(self) -> "HeldSamples":
         if not self.given:
             return self
         held = {epoch: without(runs, self.given.get(epoch, ())) for epoch, runs in self.held.items()}
         left = {epoch: runs for epoch, runs in held.items() if runs}
         return replace(self, held=left, given={}, arrived=self.update, passed_on=self.given)
 
-    def since(self, epoch: int) -> HeldSamples:
+    def since(self, epoch: int) -> "HeldSamples":
         """Forget the samples of epochs before this one."""
         held = {key: runs for key, runs in self.held.items() if int(key) >= epoch}
         times = {key: count for key, count in self.times.items() if int(key) >= epoch}

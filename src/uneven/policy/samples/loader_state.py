@@ -1,7 +1,5 @@
 """A loader's place in the run as plain data, and the checks before it is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

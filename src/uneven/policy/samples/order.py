@@ -12,8 +12,6 @@ The specification of LB-BSP recommends this form (§1.10); the paper says only t
 sample input stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -58,7 +56,7 @@ class Portion:
         return self.start + self.size - sum(last - first for first, last in self.again)
 
     @property
-    def before(self) -> Cursor:
+    def before(self) -> "Cursor":
         """The place in the run at which this part is the next one."""
         return Cursor(self.epoch, self.start, self.iteration)
 
@@ -117,10 +115,10 @@ class Cursor(NamedTuple):
     start: int = 0
     iteration: int = 0
 
-    def after(self, part: Portion) -> Cursor:
+    def after(self, part: Portion) -> "Cursor":
         return Cursor(part.epoch, part.end, part.iteration + 1)
 
-    def next_epoch(self) -> Cursor:
+    def next_epoch(self) -> "Cursor":
         return Cursor(epoch=self.epoch + 1, iteration=self.iteration)
 
 

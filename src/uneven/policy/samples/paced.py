@@ -10,8 +10,6 @@ So every sample is handed out exactly once per epoch. A saved state lists the po
 the counter runs over that list.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

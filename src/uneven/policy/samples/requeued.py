@@ -8,8 +8,6 @@ first part on that no worker had drawn at the change. Every worker computes the 
                           │ rank 0 │ r1 │ -2- │ rank 3       │ rank 0 │ r1 │ -2- │ r3    │ 2's of 7 and 8 first │ …
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -43,7 +41,7 @@ class UnmergedSteps:
     def add(self, part: Portion, workers: Iterable[int]) -> None:
         self._steps += [HeldStep(part, one, frozenset((one,))) for one in workers if part.batch(one)]
 
-    def meet(self, groups: Collection[Members]) -> None:
+    def meet(self, groups: "Collection[Members]") -> None:
         """Record that each group has averaged: its members hold the same steps. Steps that all hold are removed."""
         everybody = frozenset(one for group in groups for one in group)
         found = []
@@ -53,7 +51,7 @@ class UnmergedSteps:
                 found.append(replace(step, holders=met))
         self._steps = found
 
-    def changed(self, members: Members, donors: Mapping[int, int]) -> list[HeldStep]:
+    def changed(self, members: "Members", donors: Mapping[int, int]) -> list[HeldStep]:
         """Continue with other members, and return the steps that no member has now. Each newcomer in ``donors``
         receives the replica of its donor."""
         steps = []

@@ -10,8 +10,6 @@ So the gradient equals that of a single process.
   smallest limit at which all runs hold the batch. Both are our choice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ does the same (Polychronopoulos and Kuck, 1987). So no worker holds many at the 
 left. But it holds enough for the duration of an answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ overtakes them. The receiver reads none of these entries until they arrive. Both
 1, so their order of arrival does not matter.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -11,8 +11,6 @@ The header determines every length. A message is rejected as a whole, with a rea
 that do not ascend or are outside of the vector.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from enum import IntEnum

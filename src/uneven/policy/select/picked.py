@@ -1,7 +1,5 @@
 """Entries of a vector, with their places."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The selection of entries to send."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The names are those of flwr's partitioners without "Partitioner"; ``label`` is t
 the samples are assigned by label.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

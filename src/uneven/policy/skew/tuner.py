@@ -4,8 +4,6 @@ Settings are ordered from the loosest, which sends least, to the tightest. Costs
 measurements expire, and looser settings are tried again from time to time.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Helpers for policies: argument checks and cached plans."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar

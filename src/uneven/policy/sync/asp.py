@@ -1,7 +1,5 @@
 """Policies that train through a parameter server: asynchronous (ASP) or with bounded staleness (SSP)."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, number, whole

@@ -1,7 +1,5 @@
 """Backup workers: each step uses the first gradients and drops late ones."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, Quorum, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, whole

@@ -1,7 +1,5 @@
 """Policies that treat the mean movement of a block as a gradient: BMUF and DiLoCo."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """Bulk synchronous parallel: all workers agree on every step."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered

@@ -3,8 +3,6 @@
 Functions that take names raise ``UnknownNameError`` for an unknown one and ``ConfigError`` for one they cannot parse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

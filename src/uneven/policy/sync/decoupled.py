@@ -1,7 +1,5 @@
 """Learners that never wait: the server's parameters take an outer step on the movements of a quorum."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import Exchange, Moment, Payload, Quorum, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.merge import OuterMovement

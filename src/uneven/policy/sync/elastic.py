@@ -1,7 +1,5 @@
 """EASGD: springs between the replicas and a parameter server's center."""
 
-from __future__ import annotations
-
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Elastic, Exchange, Moment, Payload, StepPlan, Via
 from uneven.policy.core.views import SyncView

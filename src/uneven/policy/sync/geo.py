@@ -1,7 +1,5 @@
 """Gaia: BSP or SSP inside a site; between sites only significant entries travel."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

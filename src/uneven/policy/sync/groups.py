@@ -5,8 +5,6 @@ overall mean in every turn; a full grid or hypercube reaches it exactly once eac
 never change would drift apart without bound.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """Two levels: agreement on every step inside a site, and at intervals between sites."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, whole

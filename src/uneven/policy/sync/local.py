@@ -1,7 +1,5 @@
 """Local steps, then a mean of the parameters over all workers: local SGD, model averaging."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A forecast of a policy's exchanges, so that channels can be set up before training starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

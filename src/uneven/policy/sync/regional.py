@@ -1,7 +1,5 @@
 """Two levels of outer steps with momentum: frequent inside a region, rare between regions."""
 
-from __future__ import annotations
-
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.merge import OuterMovement

@@ -1,7 +1,5 @@
 """SkewScout: a policy's knob follows the accuracy that models lose at other sites."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from bisect import bisect_right
@@ -112,7 +110,7 @@ class Scout(WrappingPolicy):
         return self._policies[self._in_force[bisect_right(self._since, view.clock) - 1]].plan(view)
 
     @property
-    def tuned(self) -> Scout:
+    def tuned(self) -> "Scout":
         return self
 
     @property

@@ -1,7 +1,5 @@
 """ShadowSync: the exchanges of any policy in the background."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """DS-Sync: any mean of the parameters, in groups that change from one exchange to the next."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from uneven.errors import ConfigError

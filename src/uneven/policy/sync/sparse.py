@@ -1,7 +1,5 @@
 """Exchanges of the largest entries of movements: SparseLoCo's form, and top-k after each step."""
 
-from __future__ import annotations
-
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Exchange, Far, Mean, Moment, Payload, StepPlan, TopK
 from uneven.policy.core.views import SyncView

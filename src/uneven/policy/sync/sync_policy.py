@@ -1,7 +1,5 @@
 """The interface of synchronization policies and the facts that a policy states."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Compatibility of policies and balancers with several threads that train one replica."""
 
-from __future__ import annotations
-
 from uneven.policy.balance import Balancer, balancers
 from uneven.policy.core.actions import Moment, Payload, Via
 from uneven.policy.core.registry import describe

@@ -1,7 +1,5 @@
 """Select the layers for K-FAC, and hook their inputs and output gradients."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial

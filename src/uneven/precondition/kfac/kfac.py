@@ -1,7 +1,5 @@
 """K-FAC as a callback of a session."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ undoes the 1 / x_i of a mean loss: the weights with which gradients are averaged
 because losses are means over c_i things, G has another factor ((c_i / C) / (x_i / X))².
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

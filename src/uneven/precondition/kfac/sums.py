@@ -4,8 +4,6 @@ Each class stores as few numbers as it needs. It is linear, so sums of several w
 :meth:`squares` builds the matrices, all of one kind in one call.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

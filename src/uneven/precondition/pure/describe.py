@@ -1,7 +1,5 @@
 """The costs of a preconditioner in the form of a cluster description."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from uneven.cluster.pure.describe.spec import Preconditioning

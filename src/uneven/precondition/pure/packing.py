@@ -1,7 +1,5 @@
 """The layout of pieces in one flat buffer, such that all pieces of a rank are contiguous; and batches of equal work."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ class Layout:
     bounds: tuple[tuple[int, int], ...]  # start and end of each rank's pieces
 
     @classmethod
-    def of(cls, sizes: Sequence[int], owners: Sequence[int], ranks: Sequence[int], extra: int = 0) -> Layout:
+    def of(cls, sizes: Sequence[int], owners: Sequence[int], ranks: Sequence[int], extra: int = 0) -> "Layout":
         """Arrange pieces of these ``sizes`` by their ``owners``, with ``extra`` numbers after each rank's pieces."""
         spans = [(0, 0)] * len(sizes)
         bounds, at = [], 0

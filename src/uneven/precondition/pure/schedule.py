@@ -1,7 +1,5 @@
 """The schedule of steps: plain, factors updated, bases refreshed; and adaptive damping."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

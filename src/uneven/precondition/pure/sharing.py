@@ -1,7 +1,5 @@
 """The settings that all preconditioners share: how their work is divided among workers and steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +27,7 @@ class Sharing:
     assignment_strategy: str = "speed"
     colocate_factors: bool = True
     refresh: str = "now"
-    factor_dtype: torch.dtype | None = None
+    factor_dtype: "torch.dtype | None" = None
 
     def __post_init__(self) -> None:
         Schedule(self.factor_update_steps, self.inv_update_steps)

@@ -1,7 +1,5 @@
 """SOAP as a callback of a session."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The common context of all objects in a session."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

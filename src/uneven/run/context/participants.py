@@ -1,7 +1,5 @@
 """The workers that take part in a run: fixed ones here, those that come and go in ``run/membership/elastic_run.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Protocol

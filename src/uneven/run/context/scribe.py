@@ -1,7 +1,5 @@
 """Writes this rank's journal, if there is one, and prints important messages."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

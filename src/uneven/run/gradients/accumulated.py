@@ -1,7 +1,5 @@
 """A backward pass that changes no gradient, but marks all of them ready for DDP's reducer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 All gradients of the model are linear in that gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

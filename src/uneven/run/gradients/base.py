@@ -1,7 +1,5 @@
 """The exchange of gradients of a session, as the loop sees it; ``run/step/build.py`` chooses the class."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

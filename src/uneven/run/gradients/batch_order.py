@@ -1,7 +1,5 @@
 """The weight of each batch, and the check that its step ends before parameters are exchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

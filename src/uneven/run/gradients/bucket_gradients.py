@@ -7,7 +7,6 @@ x_i / X and starts an asynchronous all-reduce. At the end of the backward pass o
 measures the exposed communication time.
 """
 
-# No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The factor of this worker's gradients in the next exchange, among fixed workers or among those that are left."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A loss's graph shows how torch computed it, but a backward pass frees what it sa
 So ``torch.autograd.backward`` is replaced from a forward pass to its backward pass, on one worker, a few times.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ workers gather the counts during the forward pass and wait for them when the bac
 If a worker is lost before the gradients are summed, all others know its count and so the smaller C.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

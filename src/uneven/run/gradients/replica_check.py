@@ -6,8 +6,6 @@ without an error by a layer that its first batch initializes, a scheduler that f
 one rank. Replicas agree up to rounding, which differs between processors.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident

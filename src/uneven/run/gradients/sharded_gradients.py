@@ -12,8 +12,6 @@ three such places. A mark before and after each one counts the part of an exchan
     the end of a pass    ready │ torch sends the rest, and waits for all sums                         │ done
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Other buffers that forward passes write (running normalizers, codebooks) are ave
 them together: they differ between ranks after the first pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ layer gradients must already be in units of the union batch. They are multiplied
 backward pass, and divided by it where they leave: to the layers below, and to its own weight and bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ notices a stopped process before the time-out; ``abort()`` wakes no waiter. So w
 for failed members. Memory of a failed exchange may still be written later and must not be used again.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

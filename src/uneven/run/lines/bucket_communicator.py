@@ -1,7 +1,5 @@
 """Rounds of DDP's buckets among fixed workers: each sum replaces its bucket, under way while the next one fills."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol

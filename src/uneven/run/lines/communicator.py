@@ -3,8 +3,6 @@
 Each communicator makes one row of rounds, one after the other, in one thread; all members make the same ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,7 +137,7 @@ class Contribution:
         """The sum once the exchange is complete; shape of ``own``."""
         return self.sent[: self.own.numel()]
 
-    def room(self, spare: Contribution | None) -> None:
+    def room(self, spare: "Contribution | None") -> None:
         """Take the memory of ``spare``, which is free, if it fits; otherwise allocate."""
         size, dtype = self.own.numel(), self.own.dtype
         if spare is None or not (self.kept and spare.kept) or spare.sent.dtype != dtype or spare.sent.numel() < size:

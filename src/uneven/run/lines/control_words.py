@@ -8,8 +8,6 @@ The mark is that of :mod:`uneven.run.lines.in_step`. There are two placements. :
 behind the smallest bucket of gradients, which saves a message. :class:`WordsMessage` sends them separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple

@@ -17,8 +17,6 @@ repaired the same way, and all learn of it at one exchange. A member does not ke
 (:mod:`uneven.run.lines.group_lines`), so a last sum, of one number, confirms these too.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -75,7 +73,7 @@ class ElasticCommunicator:
     lonely = whole = True
     in_place = False
 
-    def __init__(self, membership: Membership, listener: RoundListener, *, report_length: int) -> None:
+    def __init__(self, membership: "Membership", listener: RoundListener, *, report_length: int) -> None:
         self.membership = membership
         self.circle: AbortableGroup | None = None  # the process group of this generation
         self.exchanges = self.by = 0

@@ -5,8 +5,6 @@ next starts. If a worker is lost, all members have the same sum, with or without
 have zeros in its place. ``Handle.wait`` returns whose tensors are in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

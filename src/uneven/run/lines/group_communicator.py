@@ -3,8 +3,6 @@
 In each case all members get bit-identical results, because every piece is summed in one place and forwarded.
 """
 
-from __future__ import annotations
-
 import traceback
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines over torch's process groups. Groups are created in one place, because newer torch may re-form them in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Workers as threads of one process: the public test double, and the transport of a single-process run."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -45,7 +43,7 @@ class Hub:
     _left: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def endpoint(self, rank: int) -> ThreadTransport:
+    def endpoint(self, rank: int) -> "ThreadTransport":
         """Return the transport of ``rank``, for one thread."""
         return ThreadTransport(self, rank)
 

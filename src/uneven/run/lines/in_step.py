@@ -5,8 +5,6 @@ worker adds a mark of its place; the first one adds it negated, times the number
 at one place. It is an integer that the type holds exactly, so rounding leaves nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import wraps

@@ -1,7 +1,5 @@
 """The interface of a line, independent of its transport."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -45,7 +43,7 @@ class Carrier(Protocol):
 class Handle:
     """An exchange under way. Wait for it before you use its tensors again."""
 
-    def __init__(self, work: Work, what: str, line: Line) -> None:
+    def __init__(self, work: Work, what: str, line: "Line") -> None:
         self._work: Work | None = work
         self._what = what
         self._line = line

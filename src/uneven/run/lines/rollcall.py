@@ -6,8 +6,6 @@ store, at no cost while all goes well. A worker that fails sets the keys of all 
 state of its process. One that has ended or was stopped does not answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -4,8 +4,6 @@ Everything that workers exchange passes here: buckets of gradients (:class:`Host
 (:class:`HostCarrier`), and vectors of replicas, which are in host memory then (:mod:`uneven.run.replicas.flat`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +134,7 @@ class HostRounds:
 
     in_place = whole = True
 
-    def __init__(self, rounds: GradientCommunicator) -> None:
+    def __init__(self, rounds: "GradientCommunicator") -> None:
         self._rounds = rounds
         self._buckets: list[_Bucket] = []  # of this round, then those of the last one that have no successor yet
         self._added = self._begun = 0  # in this round

@@ -5,8 +5,6 @@ all bytes on. It suffices for policies that push to a parameter server and pull 
 the start and a few numbers later. Vectors go to the server through ZeroMQ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,8 +1,6 @@
 """Lines among threads of one process: the public double for tests of callbacks, and the lines of a single-process
 run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -29,21 +27,21 @@ class ThreadLines(Lines):
     """
 
     def __init__(
-        self, rank: int, places: _Places, waiting: Waiting = _at_once, book: TrafficBook | None = None
+        self, rank: int, places: "_Places", waiting: Waiting = _at_once, book: TrafficBook | None = None
     ) -> None:
         super().__init__(rank, tuple(range(places.size)), waiting, book)
         self._places = places
         self._turn = 0
 
     @classmethod
-    def of(cls, size: int, timeout_s: float = 30.0) -> list[ThreadLines]:
+    def of(cls, size: int, timeout_s: float = 30.0) -> "list[ThreadLines]":
         """Return the lines of ``size`` workers, each used by its own thread, which wait at most ``timeout_s`` for
         each other."""
         places = _Places(size, timeout_s)
         return [cls(rank, places) for rank in range(size)]
 
     @classmethod
-    def alone(cls, waiting: Waiting, book: TrafficBook) -> ThreadLines:
+    def alone(cls, waiting: Waiting, book: TrafficBook) -> "ThreadLines":
         """Return the lines of a single-process run, with its ``waiting`` and ``book``."""
         return cls(0, _Places(1, 0.0), waiting, book)
 

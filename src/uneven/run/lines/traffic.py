@@ -1,7 +1,5 @@
 """The traffic between workers, counted by line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Gradients have their own exchange (:mod:`uneven.run.gradients.bucket_gradients`)
 for the slow one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 

@@ -5,8 +5,6 @@ has finished the last one. Batches are as large as its share of training batches
 They shrink towards the end, so that all workers end together (guided self-scheduling).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,7 +97,7 @@ class EvaluatedTotals:
         return torch.cat([torch.zeros(1, dtype=torch.float64), *whole])
 
     @classmethod
-    def of(cls, flat: Tensor, kinds: Kinds) -> EvaluatedTotals:
+    def of(cls, flat: Tensor, kinds: Kinds) -> "EvaluatedTotals":
         """Return the totals of a vector from :meth:`flat`, shape (numbers + 1,)."""
         pieces = flat[1:].split([math.prod(shape) for shape, _ in kinds.values()])
         found = cls()
@@ -109,7 +107,7 @@ class EvaluatedTotals:
         found.whole = {name: exact for name, (_, exact) in kinds.items()}
         return found
 
-    def add_all(self, other: EvaluatedTotals) -> None:
+    def add_all(self, other: "EvaluatedTotals") -> None:
         self.whole |= other.whole
         for name, one in other.sums.items():
             self.sums[name] = self.sums[name] + one if name in self.sums else one

@@ -1,7 +1,5 @@
 """Operations of all workers together: loss weights, means, passes and evaluations; see :class:`uneven.Session`."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

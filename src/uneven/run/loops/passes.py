@@ -1,7 +1,5 @@
 """Several forward and backward passes over a batch that is larger than memory allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial

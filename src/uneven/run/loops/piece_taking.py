@@ -6,8 +6,6 @@ been taken. All passes leave their gradients in ``.grad``, each weighted by its 
 the gradients are exchanged, and each worker's numbers are gathered in parallel.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,7 +65,7 @@ class PieceCounter:
         self.start = int(start)
         self.here = {int(place): float(speed) for place, speed in (one.split(":") for one in here)}
 
-    def moved(self, place: int, size: int, here: Mapping[int, float]) -> PieceCounter:
+    def moved(self, place: int, size: int, here: Mapping[int, float]) -> "PieceCounter":
         """Return the counter after a worker has taken ``size`` samples; with 0 it leaves."""
         there = " ".join(f"{one}:{speed if size or one != place else 0.0:.6g}" for one, speed in here.items())
         return PieceCounter(f"{self.start + size} {place} {there}".rstrip())

@@ -1,7 +1,5 @@
 """Prepares the loop: attaches the model, makes the loader, profiles the workers; see :class:`uneven.Session`."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

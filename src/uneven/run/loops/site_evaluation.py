@@ -1,7 +1,5 @@
 """Models that visit other sites, so that a policy can measure their loss of accuracy there (SkewScout)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

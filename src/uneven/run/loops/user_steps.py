@@ -1,7 +1,5 @@
 """Steps without a loader, for scripts that draw their batches themselves; see :meth:`uneven.Session.step`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The control group of this process: its quota of processor time, what it has used, and its throttling. Linux only."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

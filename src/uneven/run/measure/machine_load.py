@@ -1,7 +1,5 @@
 """The load of the machine and of this process, from psutil and (for GPUs) NVML."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform
@@ -124,7 +122,7 @@ class Gpu:
         self._handle = handle
 
     @classmethod
-    def open(cls, uuid: str | None) -> Gpu | None:
+    def open(cls, uuid: str | None) -> "Gpu | None":
         """Return the device; None if there is none, no driver answers, or the extra ``gpu`` is not installed."""
         if uuid is None or find_spec("pynvml") is None:
             return None

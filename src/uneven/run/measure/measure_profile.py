@@ -1,7 +1,5 @@
 """Measures a worker's profile: the time of a step at several batch sizes, and the samples that its memory holds."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random

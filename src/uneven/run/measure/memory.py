@@ -1,7 +1,5 @@
 """The memory that this process may fill: of a CUDA device, of a control group, or of the machine."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

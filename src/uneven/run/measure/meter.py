@@ -13,8 +13,6 @@ counts as ``exchange_s``. Several backward passes in one iteration add up. Work 
 that refreshes something every hundred) counts equally in each of them. So it does not look like a change of speed.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

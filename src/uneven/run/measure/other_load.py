@@ -4,8 +4,6 @@ If this process is in a control group with a quota, processes compete for that q
 otherwise the node is the machine. Linux only; on other systems nothing is known.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -4,8 +4,6 @@ All workers make the same rounds in the same order, so a round can be repaired. 
 (:mod:`uneven.run.lines.elastic_communicator`), in the thread that makes the rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Sequence

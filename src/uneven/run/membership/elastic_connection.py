@@ -1,8 +1,6 @@
 """The connection of an elastic run: all messages except tensors pass the store, which needs no process group that could
 break."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +32,7 @@ class BoardTransport:
         self.rank = membership.worker
         self.size = membership.founders
 
-    def gather(self, row: Sequence[float]) -> _Gathering:
+    def gather(self, row: Sequence[float]) -> "_Gathering":
         return _Gathering(self._give(json.dumps([str(one) for one in row])), self._rows)
 
     def gather_text(self, text: str) -> tuple[str, ...]:

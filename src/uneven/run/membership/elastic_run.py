@@ -4,8 +4,6 @@ A new generation becomes known where the way of changing members finds it, perha
 one queue, which the training thread empties between two steps. :mod:`.agreed` and :mod:`.followed` are the two ways.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -86,7 +84,7 @@ class ElasticRun:
     changes = True
     alone = False
     aside = False  # whether another thread forms groups while this worker sends or receives the state of the run
-    claims: LeasedSamples
+    claims: "LeasedSamples"
 
     def __init__(
         self,
@@ -140,7 +138,7 @@ class ElasticRun:
     def counted(self) -> Callable[[Portion], int]:
         return self.book.counted
 
-    def lease(self, claims: LeasedSamples) -> None:
+    def lease(self, claims: "LeasedSamples") -> None:
         """Let workers take samples asynchronously, before the first batch."""
         self.book = self.claims = claims
 

@@ -1,7 +1,5 @@
 """The failure detector of an elastic run; it also notices workers that ask to join."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

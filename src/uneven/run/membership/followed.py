@@ -9,8 +9,6 @@ worker. Its answer is final: the last update of that worker that has arrived, an
 (:mod:`uneven.policy.samples.leases`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -5,8 +5,6 @@ For generation n the store has ``generation/n``, written once by the first membe
 during the change does not stop the others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The transfer of a run's state to a newcomer: a text in the store, and tensors over a process group."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence

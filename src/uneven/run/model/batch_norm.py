@@ -1,7 +1,5 @@
 """The difference between the statistics by which two sites would normalize."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Checks that a session can exchange a model's gradients, and that the model is the same on every rank."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from itertools import chain

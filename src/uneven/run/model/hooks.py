@@ -5,8 +5,6 @@ exchange nothing, and a reader of the file may not have this package. So ``copyr
 use, gets a function that leaves our hooks out of the state.
 """
 
-from __future__ import annotations
-
 import copyreg
 import sys
 import threading

@@ -8,8 +8,6 @@ A ``DistributedSampler`` gives each worker an equal part of a second data set, b
 parts of the session's batch. It shows in a training pass on other tensors than the loader's, after a sampler was read.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +26,7 @@ from uneven.errors import ConfigError
 from uneven.run.model.check import check_optimizer, parts_called, refuse_wrapped
 from uneven.run.model.hooks import ModelHook, keep_out_of_copies
 
-_open: set[ModelWatch] = set()
+_open: "set[ModelWatch]" = set()
 
 
 class _Seen(NamedTuple):

@@ -1,7 +1,5 @@
 """The place where the contributions of workers become one outcome: among the workers, or at a server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ signals in every exchange that it rests. The exchange in which all workers rest 
 A delayed exchange is the exception: the training waits for it at a later step, in which its outcome enters.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -4,8 +4,6 @@ A weighted mean is one sum: every worker adds its weighted vector with the weigh
 weight. So no worker needs to know the others' samples in advance. One more number counts resting workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

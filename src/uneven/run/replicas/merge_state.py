@@ -1,7 +1,5 @@
 """The state of merges between exchanges, and the part of a replica that an exchange is of."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The interface of one worker's exchanges in addition to gradients, and the one that exchanges nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 Each of the two has its own line, because two threads must never share a process group.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """This worker's model as one vector for exchanges, with the state of merges between them."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The driver of one worker's exchanges in addition to gradients."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Weights and learning rates of a worker's steps if parties hold one replica together and divide the learning rate."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 from torch.optim import Optimizer

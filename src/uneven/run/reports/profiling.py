@@ -1,7 +1,5 @@
 """Profiles all workers at the same time before the training."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

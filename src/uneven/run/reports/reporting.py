@@ -1,7 +1,5 @@
 """One worker's measurements and reports, and the split that all workers decide from them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -46,7 +44,7 @@ class _Agreed:
     lookahead: int
     adds_up: bool = False  # whether each worker takes a fixed number of samples, so that the global batch is their sum
 
-    def among(self, limits: Limits) -> _Agreed:
+    def among(self, limits: Limits) -> "_Agreed":
         """Return the same for other members; raises ConfigError if their limits do not allow the global batch."""
         global_batch = sum(limits.lower) if self.adds_up else self.global_batch
         limits.check(global_batch)

@@ -13,8 +13,6 @@ nothing changes.
 The loop has a budget: reports include its cost, so all ranks know the highest cost and space the reports equally.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

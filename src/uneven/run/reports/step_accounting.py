@@ -1,7 +1,5 @@
 """The time, load and measuring cost of each iteration of one worker."""
 
-from __future__ import annotations
-
 import math
 import time
 from functools import partial

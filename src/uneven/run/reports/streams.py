@@ -1,7 +1,5 @@
 """Checks that all ranks read the same stream or data set."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from uneven.errors import DataError

@@ -19,8 +19,6 @@ A batch is used, so a resume does not repeat it, once an optimizer has made a st
 batches have had no forward pass yet; micro-batches that are only in ``.grad`` have had no step.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +92,7 @@ class _Held:
         traces = self.traced()
         return any(trace.holds(one) for one in tensors for trace in traces)
 
-    def counts_like(self, other: _Held) -> bool:
+    def counts_like(self, other: "_Held") -> bool:
         return self.turn is None or other.turn is None or self.turn.counts_like(other.turn)
 
 

@@ -1,7 +1,5 @@
 """Batches of a data set with an index, read by torch's ``DataLoader``."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The session's loader: torch's ``DataLoader`` with the indices of this rank, decided batch by batch."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import weakref

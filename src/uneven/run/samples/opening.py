@@ -1,7 +1,5 @@
 """Makes the batch source for the options of a loader."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ epoch. So all draw the same, also after a resume. A batch sampler's lists are gl
 force. Draws of torch's ``RandomSampler`` with replacement may exceed memory, so they are computed on demand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sized

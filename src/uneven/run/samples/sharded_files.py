@@ -5,8 +5,6 @@ is that of the split; when a shard runs dry, the others take more, up to their l
 batch as long as shards and limits allow, and every sample of every shard is used once per epoch.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass

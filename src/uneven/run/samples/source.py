@@ -1,7 +1,5 @@
 """The base of batch sources: a data set with an index, a stream that all ranks read, or a shard of a stream."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Mapping
@@ -23,7 +21,7 @@ class BatchSource(ABC):
     lookahead = 0  # batches whose indices are drawn after the last yielded one
     reads_along = False  # whether this process reads batches between the user's steps
     alike = ""  # fingerprint of other options that must be the same on all ranks
-    paced: PacedSampler | None = None  # the sampler of workers that take batches asynchronously; otherwise None
+    paced: "PacedSampler | None" = None  # the sampler of workers that take batches asynchronously; otherwise None
 
     @abstractmethod
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:

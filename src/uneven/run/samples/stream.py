@@ -4,8 +4,6 @@ A stream has no indices to divide, so every rank reads all samples and keeps its
 Reader processes send each sample pickled; a rank unpickles only the samples that it keeps.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import deque

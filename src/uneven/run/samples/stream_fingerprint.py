@@ -9,8 +9,6 @@ The same check finds an indexed data set that each rank has split or shuffled se
 it. They are read twice: a member that changes then is random, and is not compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

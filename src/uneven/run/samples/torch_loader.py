@@ -1,7 +1,5 @@
 """What a session's loader takes over from a ready ``DataLoader`` of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

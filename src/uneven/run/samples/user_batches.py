@@ -4,8 +4,6 @@ The session does not know the samples. So epochs do not end, and the script must
 The samples of a lost worker are not requeued: a step is the mean over the samples of the remaining workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """The connection to the other workers: process group, transport of the slow loop, comparison of the ranks at start."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

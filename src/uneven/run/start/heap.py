@@ -6,8 +6,6 @@ that memory between steps; the peak does not change. If the user has set one of 
 ``MALLOC_TRIM_THRESHOLD_``, nothing changes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -1,7 +1,5 @@
 """Attaches a model to a session, in a fixed order that is the same on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Every worker calls these functions in the same order, because they form groups and open lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial

@@ -14,8 +14,6 @@ names the callback. A module of the model may bring a callback as its attribute 
 adds it after the session's own callbacks.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -99,16 +97,16 @@ class CallbackContext:
 
     rank: int
     members: tuple[int, ...]
-    lines: Lines
-    model: nn.Module
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    log: Callable[[str, float], None]
-    tell: Callable[[str, str], None] = lambda event, text: None
-    now: Callable[[], Step | None] = lambda: None
-    turn: Callable[[], BatchWeight | None] = lambda: None
-    own_time: Callable[[], tuple[float, float, float]] = lambda: (math.nan, math.nan, math.nan)
-    work_changed: Callable[[], None] = lambda: None
-    spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
+    lines: "Lines"
+    model: "nn.Module"
+    optimizers: "tuple[torch.optim.Optimizer, ...]"
+    log: "Callable[[str, float], None]"
+    tell: "Callable[[str, str], None]" = lambda event, text: None
+    now: "Callable[[], Step | None]" = lambda: None
+    turn: "Callable[[], BatchWeight | None]" = lambda: None
+    own_time: "Callable[[], tuple[float, float, float]]" = lambda: (math.nan, math.nan, math.nan)
+    work_changed: "Callable[[], None]" = lambda: None
+    spread: "Callable[[int], AbstractContextManager[None]]" = lambda steps: nullcontext()
 
 
 class Callback:
@@ -129,7 +127,7 @@ class Callback:
     def before_step(self, step: Step) -> None:
         """Called before the batch of ``step`` is yielded."""
 
-    def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+    def gradients_ready(self, step: Step, optimizer: "torch.optim.Optimizer") -> None:
         """Called before ``optimizer`` makes its step. If the policy averages gradients, ``.grad`` holds the mean
         over all workers. So a callback must make the same changes to it on all of them."""
 

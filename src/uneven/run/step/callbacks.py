@@ -1,7 +1,5 @@
 """Calls all callbacks of a session, in order, in the moments that they override."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

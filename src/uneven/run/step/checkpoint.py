@@ -1,7 +1,5 @@
 """Collects the state of a run from its loop for a checkpoint, and loads it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

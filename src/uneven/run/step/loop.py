@@ -19,8 +19,6 @@
 All of this runs in every step, so everything except callbacks and exchanges counts as ``control_s``.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Iterator

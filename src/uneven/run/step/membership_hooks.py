@@ -1,7 +1,5 @@
 """The training loop's reactions to changed members, and the state that a newcomer takes over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

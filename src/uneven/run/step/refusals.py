@@ -1,7 +1,5 @@
 """Checks before the training, or in the step that needs them, of combinations that would otherwise fail silently."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

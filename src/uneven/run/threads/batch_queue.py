@@ -8,8 +8,6 @@ Threads take batches in the order of the samples and finish them in any order. T
 * the end: a thread has failed or was interrupted, and all threads leave at their next batch.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Thread 0 is the caller's, with the model and optimizers given to ``session.setup
 same memory. All take this worker's batches from one queue.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -47,7 +45,7 @@ class _Seat:
 class Batches:
     """The iterable of a thread's loop: the batches that no other thread has taken."""
 
-    def __init__(self, hogwild: Hogwild, seat: _Seat, loader: BalancedLoader) -> None:
+    def __init__(self, hogwild: "Hogwild", seat: _Seat, loader: BalancedLoader) -> None:
         self._hogwild = hogwild
         self._seat = seat
         self._loader = loader

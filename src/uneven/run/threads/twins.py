@@ -1,7 +1,5 @@
 """Copies of a model and its optimizers for additional threads, on the same memory (Hogwild; ShadowSync, §1.7)."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections import defaultdict

@@ -3,8 +3,6 @@
 So a start can detect that a result belongs to other code, or that a run would continue with other code.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

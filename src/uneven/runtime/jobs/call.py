@@ -1,7 +1,5 @@
 """A function in a separate process, connected to the process that started it."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -65,8 +63,8 @@ class Child(Watched):
         target: Callable[..., None],  # called with its end of the connection, then the arguments
         arguments: tuple[Any, ...],
         *,
-        heard: Callable[[Child, Any], None],  # called with each message
-        ended: Callable[[Child], None],  # called once after its end, unless it was asked to end
+        heard: "Callable[[Child, Any], None]",  # called with each message
+        ended: "Callable[[Child], None]",  # called once after its end, unless it was asked to end
         imported: Sequence[str] = IMPORTED,  # to preload, if this is the first process of the program
     ) -> None:
         super().__init__(events.awake)

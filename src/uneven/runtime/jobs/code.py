@@ -10,8 +10,6 @@ Equal code has equal digests in every process: no digest depends on lines, comme
 of sets. Of installed packages only the names count; large arrays and lists by a sample.
 """
 
-from __future__ import annotations
-
 import dis
 import math
 import pickle

@@ -1,7 +1,5 @@
 """A program in a separate process that ends with this one; its end is noticed within milliseconds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -67,7 +65,7 @@ class Command:
         *,
         env: Mapping[str, str] | None = None,  # None inherits this process's
         events: Events | None = None,  # the loop that notices its end
-        ended: Callable[[Command], None] = lambda process: None,  # called once after its end, unless waited for
+        ended: "Callable[[Command], None]" = lambda process: None,  # called once after its end, unless waited for
         stdin: int | IO[Any] | None = DEVNULL,  # None is that of this process
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,

@@ -1,7 +1,5 @@
 """The devices that processes compute on: GPUs, or CPU slots."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The end of a process, and its description."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +65,7 @@ class Ending:
     at_s: float = field(default_factory=time.time, compare=False)  # when it was noticed, Unix time
 
     @classmethod
-    def of(cls, code: int) -> Ending:
+    def of(cls, code: int) -> "Ending":
         """Return the end that an exit code (−n for signal n) describes."""
         if code < 0:
             return cls(How.KILLED, signal_name(-code), code)

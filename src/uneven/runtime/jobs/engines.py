@@ -1,7 +1,5 @@
 """The registry of places by engine name."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

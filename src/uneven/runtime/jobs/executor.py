@@ -13,8 +13,6 @@
     ==================  ==============================  =====================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,8 +10,6 @@
 A process that waits for work sends no heartbeats and needs none.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -65,7 +63,7 @@ class Watched:
         return self._awake.now_s - self._since_s
 
     @property
-    def silence(self) -> Silence:
+    def silence(self) -> "Silence":
         return Silence(self.quiet_s, self.at)
 
     def touched(self) -> None:

@@ -1,7 +1,5 @@
 """The loop in which a program receives the events of all its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

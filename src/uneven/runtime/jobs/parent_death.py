@@ -4,8 +4,6 @@ The kernel kills the program, even a stopped one, however its parent ends. Run a
 ms.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Functions for other processes of this machine: CPU time, descendants, signals."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -8,8 +8,6 @@ Ray pickles all messages. So any process that can reach the cluster's ports can 
 engine, as Ray documents.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue
@@ -108,7 +106,7 @@ class Cluster:
         heard: Callable[[Any, Any], None],
         ended: Callable[[Any], None],
         device: int | None = None,
-    ) -> Actor:
+    ) -> "Actor":
         if device is None:
             options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         else:
@@ -165,10 +163,10 @@ class Cluster:
                 remove_placement_group(group)
         self._leave()
 
-    def call(self, actor: Actor, reference: Any) -> None:
+    def call(self, actor: "Actor", reference: Any) -> None:
         self._calls[reference] = actor
 
-    def forget(self, actor: Actor) -> None:
+    def forget(self, actor: "Actor") -> None:
         self._calls = {call: one for call, one in self._calls.items() if one is not actor}
 
     def _survey(self) -> None:

@@ -1,7 +1,5 @@
 """Programs that Ray runs on machines of its cluster and restarts when they are lost."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

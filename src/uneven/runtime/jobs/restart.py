@@ -1,7 +1,5 @@
 """Processes that are restarted when they end, under a rule."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Run the launcher in a separate process: ``python -m uneven.runtime.launch TASK``, TASK in JSON, see
 ``local_launch.start``."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -4,8 +4,6 @@ immediately.
 With ``--join``, another process keeps the store: ``uneven store``, or the launcher with ``--elastic``.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

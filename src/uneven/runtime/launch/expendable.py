@@ -1,7 +1,5 @@
 """The expendable workers: each has declared that the others can continue without it. Imports no torch."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

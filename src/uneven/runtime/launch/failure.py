@@ -1,7 +1,5 @@
 """Find the worker that caused a failure and describe it. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal

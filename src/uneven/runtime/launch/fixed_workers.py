@@ -4,8 +4,6 @@ When an indispensable worker dies, it ends the others, and starts all of them ag
 The run continues without a worker that marked itself expendable (:func:`uneven.runtime.rundir.mark_expendable`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """Detection of stopped or hanging workers: those that do not end and do not use the processor. Imports no torch."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

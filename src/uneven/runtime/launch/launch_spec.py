@@ -1,7 +1,5 @@
 """The specification of a launch. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 import sys
 import uuid

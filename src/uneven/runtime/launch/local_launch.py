@@ -1,7 +1,5 @@
 """Start workers on this machine and wait for them, in this process or a separate one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The workers of a launcher: their processes, their shares of a core, and how they end."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

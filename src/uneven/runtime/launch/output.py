@@ -1,7 +1,5 @@
 """The destinations of the workers' output, with torchrun's options. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks that run before any worker starts."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import time

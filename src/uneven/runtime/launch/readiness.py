@@ -4,8 +4,6 @@ On a tenth of a core, importing torch takes most of a minute, so it is not throt
 its start. A script without one counts as training once it connects to the rendezvous, as every process group does.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The launcher's view of the store: how each worker ended, which ones still need the store, which were removed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from uneven.runtime.jobs import Ending, How

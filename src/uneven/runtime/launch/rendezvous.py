@@ -1,7 +1,5 @@
 """The rendezvous of launchers, and the store of a run, which listens on one address only."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import sys

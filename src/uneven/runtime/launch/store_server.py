@@ -1,7 +1,5 @@
 """The store of an elastic run in a process that starts no workers: ``uneven store``."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -5,8 +5,6 @@ shards' public key. CurveZMQ encrypts and authenticates with them. Workers on a 
 directory instead: file permissions protect it, and it needs no encryption.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

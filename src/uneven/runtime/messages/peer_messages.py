@@ -4,8 +4,6 @@ Every worker has its own key pair for the run. Workers exchange the public keys 
 settings. A socket accepts only these keys, and the key, not the content, identifies a message's sender.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """Shards in their own processes: one, or those of a run, restarted when they die."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -148,7 +146,7 @@ class ShardKeeper:
         self._end()
         self._events.close()
 
-    def __enter__(self) -> ShardKeeper:
+    def __enter__(self) -> "ShardKeeper":
         return self
 
     def __exit__(

@@ -3,8 +3,6 @@
 This module has keys, addresses and the wait for messages; an :class:`Answering` decides the answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

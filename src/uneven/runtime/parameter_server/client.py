@@ -10,8 +10,6 @@ Every request returns a :class:`Reply` immediately; only asking for its result w
 at a time. A background thread transports them, sends heartbeats, and restores the state of a restarted shard.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -88,7 +86,7 @@ class Client:
         self.line = line
         line.open(self)
 
-    def push(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0) -> Reply:
+    def push(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0) -> "Reply":
         """Add ``scale`` times the arrays (flat, one per tensor) to the parameters, and report ``step`` as finished.
 
         The arrays are copied before this returns. The reply is done when every shard has the update in its copy.
@@ -101,17 +99,17 @@ class Client:
             raise ConfigError(f"scale={scale}: give a number above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays)
 
-    def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> Reply:
+    def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> "Reply":
         """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy."""
         if not scale > 0:
             raise ConfigError(f"scale={scale}: give a number above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
 
-    def pull(self, clock: int = 0) -> Reply:
+    def pull(self, clock: int = 0) -> "Reply":
         """Request the parameters after every worker has finished ``clock`` steps, with this worker's pushes so far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
 
-    def meet(self, count: int) -> Reply:
+    def meet(self, count: int) -> "Reply":
         """Request the parameters, the same for all, as of when every worker has come to meeting ``count``, from 1.
 
         They include every earlier request. Workers that have left but still send heartbeats are waited for too, and
@@ -119,7 +117,7 @@ class Client:
         """
         return self._ask(Kind.MEET, count, self.timeout_s)
 
-    def remove_member(self, rank: int) -> Reply:
+    def remove_member(self, rank: int) -> "Reply":
         """Declare a worker failed: no worker waits for it, and the server rejects its messages. The reply's ``clock``
         is the final number of its steps in the parameters."""
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
@@ -131,14 +129,14 @@ class Client:
                 self._links[shard].through = epochs
                 self.line.post(shard, [self._links[shard].beat()])
 
-    def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
+    def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> "Reply":
         """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃), α in (0, 1]; the arrays x, flat, do not
         change. ``reply.into(arrays)`` moves a replica by −d."""
         if not 0 < alpha <= 1:
             raise ConfigError(f"alpha={alpha}: give a number above 0 and at most 1")
         return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
 
-    def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> Reply:
+    def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> "Reply":
         """Contribute to the mean of ``step``, which closes after ``quorum`` contributions. Later ones are dropped."""
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
@@ -150,7 +148,7 @@ class Client:
 
     def movement(
         self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int, momentum: float, grace: float
-    ) -> Reply:
+    ) -> "Reply":
         """Contribute to the open merge, which closes after ``quorum`` contributions; the reply is the copy after it.
 
         The copy takes an outer step with Nesterov momentum on the weighted mean of the movements. A movement that
@@ -161,13 +159,13 @@ class Client:
             raise ConfigError(f"weight={weight}: give a number above 0")
         return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
 
-    def kept(self, wanted: Sequence[Array] = ()) -> Reply:
+    def kept(self, wanted: Sequence[Array] = ()) -> "Reply":
         """Request the velocity of the outer steps, shaped like the copy; before the first step, ``wanted`` sets it."""
         if not wanted:
             return self._ask(Kind.ASK, 0, 0.0)
         return self._start(Kind.KEEP, 0, 0.0, {shard: self._packed(shard, wanted) for shard in self._used})
 
-    def mean(self, step: int) -> Reply:
+    def mean(self, step: int) -> "Reply":
         """Request the mean of ``step`` without contributing; a shard keeps the last few."""
         return self._ask(Kind.RESULT, step, self.timeout_s)
 
@@ -250,12 +248,12 @@ class Client:
         wait_ms: int = 0,
         momentum: float = 0.0,
         grace: float = 0.0,
-    ) -> Reply:
+    ) -> "Reply":
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
         return self._start(kind, clock, value, packed, extra, wait_ms, momentum, grace)
 
-    def _ask(self, kind: Kind, clock: int, value: float) -> Reply:
+    def _ask(self, kind: Kind, clock: int, value: float) -> "Reply":
         return self._start(kind, clock, value, dict.fromkeys(self._used, ()))
 
     def _start(
@@ -268,7 +266,7 @@ class Client:
         wait_ms: int = 0,
         momentum: float = 0.0,
         grace: float = 0.0,
-    ) -> Reply:
+    ) -> "Reply":
         reply = Reply(self, kind, clock, packed, value)
         with self._changed:
             for shard, link in self._links.items():
@@ -335,7 +333,7 @@ class Reply:
     def done(self) -> bool:
         return len(self.answers) == len(self._sent)
 
-    def result(self) -> Reply:
+    def result(self) -> "Reply":
         """Wait for all shards and return this reply.
 
         Raises:
@@ -382,7 +380,7 @@ class Reply:
             return True
         return self.result().late
 
-    def into(self, arrays: Sequence[Array]) -> Reply:
+    def into(self, arrays: Sequence[Array]) -> "Reply":
         """Wait, and write the copy (or the mean) into ``arrays``, flat; after an exchange, move them by −d."""
         self.result()
         for shard, answer in self.answers.items():

@@ -1,7 +1,5 @@
 """The background thread that transports all of a worker's messages to its shards over ZeroMQ."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -109,7 +107,7 @@ class ZmqLine:
         self._ended = threading.Event()
 
     @classmethod
-    def of_run(cls, run_directory: Path) -> ZmqLine:
+    def of_run(cls, run_directory: Path) -> "ZmqLine":
         """Return a line to the shards of ``uneven run --servers``. Raises ConfigError if there are none."""
         directory = run_directory / SERVER
         shards = shards_in(directory)

@@ -1,8 +1,6 @@
 """A shard on a ZeroMQ socket: in a thread (``ShardHost``) or in its own process (``python -m
 uneven.runtime.parameter_server``)."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path

@@ -13,8 +13,6 @@ job of W seconds of CPU time takes W ÷ share on average, with or without a wait
 gets no core does save up, to a few quanta, so that it still gets its share.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ It stops and continues the processes in short periods, and remembers their overu
 (:mod:`uneven.runtime.throttle.share_rule`). It runs on Linux; the macOS code, on ``psutil``'s CPU times, is untested.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

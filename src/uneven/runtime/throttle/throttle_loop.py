@@ -11,8 +11,6 @@ process. When the guard or the user's process dies, the loop continues every pro
 PERIOD_S``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ that matters is noted, so that a killed search is restored by applying the same 
     ended(7)         its function has returned ─┘
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Define what a scheduler gets and decides about a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,7 +43,7 @@ class Ruling:
     why: str = ""  # the reason, in words
     save: bool = False  # the trial saves its state now, for clones
     clone: Clone | None = None  # the state and settings that it changes to
-    others: Mapping[int, Ruling] = field(default_factory=dict)  # decisions on paused trials
+    others: "Mapping[int, Ruling]" = field(default_factory=dict)  # decisions on paused trials
 
 
 GO_ON = Ruling()

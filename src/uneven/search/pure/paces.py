@@ -5,8 +5,6 @@ logarithms and shrunk to the average while few measurements exist. Several devic
 speeds until a trial has been measured on that number. Its additional time is then assumed for other trials too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

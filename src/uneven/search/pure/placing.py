@@ -5,8 +5,6 @@ device, because a pause costs little. If a faster one will soon be free, and the
 trial waits for it. If trials may have several devices, devices that no trial waits for are shared out by a plan.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

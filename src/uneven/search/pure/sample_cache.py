@@ -7,8 +7,6 @@ if there is room. A reader, the process on a device, reads its epoch chunk by ch
                         └── no ──► a preprocessor makes it, and the next ones ahead of time
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError

@@ -1,7 +1,5 @@
 """Simulate a search in virtual time: the same core, scheduler and placing, with known curves and costs."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import statistics

@@ -4,8 +4,6 @@ A value is a number, a word, true, false or None, so that it can be logged and t
 is represented by a word, which the training function looks up.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

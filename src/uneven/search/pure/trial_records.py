@@ -1,7 +1,5 @@
 """Define the records of a search and of its trials."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

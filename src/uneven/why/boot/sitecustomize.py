@@ -4,6 +4,8 @@
 there and a process group or an optimizer is used, so other processes pay one failed lookup.
 """
 
+from __future__ import annotations  # an older Python may start a training, and annotations must not end it
+
 import importlib.abc
 import importlib.machinery
 import importlib.util

@@ -4,8 +4,6 @@ A worker is slow if its own work (data and compute) takes longer than the median
 chance explains. Its cause is the quantity whose excess over the other workers covers most of that time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +48,7 @@ class FactSums:
     last: FactsRecord | None = None
 
     @classmethod
-    def of(cls, records: Iterable[FactsRecord]) -> FactSums:
+    def of(cls, records: Iterable[FactsRecord]) -> "FactSums":
         made = cls()
         for record in records:
             made.last = record

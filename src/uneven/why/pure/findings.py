@@ -1,7 +1,5 @@
 """The findings of ``uneven why`` about a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

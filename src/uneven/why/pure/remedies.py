@@ -1,7 +1,5 @@
 """What would help a run with a slow worker: each remedy is simulated on the run's own records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median

@@ -1,7 +1,5 @@
 """Names and addresses of the parts of an emulation."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 

@@ -3,8 +3,6 @@
 The caller asks :meth:`Replay.advance` for changes at a time, and may sleep until :meth:`Replay.next_s`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Checks that this machine can emulate a description, before anything starts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Token buckets: the ``tc`` commands that limit a link's bandwidth."""
 
-from __future__ import annotations
-
 import math
 
 BURST_S = 0.002

@@ -14,8 +14,6 @@ A device has the bandwidth and latency of the traffic out of it: a node's uplink
 port, each direction of a link at the end where it starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

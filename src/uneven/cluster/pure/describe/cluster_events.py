@@ -1,7 +1,5 @@
 """Events that happen to the nodes of a cluster, and to the links between its sites."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each default has a source, and a measured value replaces it: ``uneven measure-li
 ``uneven simulate --calibrate`` fits one to measured steps.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

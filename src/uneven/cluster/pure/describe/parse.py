@@ -4,8 +4,6 @@ The keys of a table are the attributes of its class in :mod:`uneven.cluster.pure
 a cluster".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from itertools import product

@@ -1,7 +1,5 @@
 """The conversion of TOML values to traces and cost curves. Pure; the caller reads trace files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The same object is emulated with real processes (:mod:`uneven.cluster.emulate`),
 (:mod:`uneven.cluster.pure.simulate`) and compared with a real run. Time starts with the training.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

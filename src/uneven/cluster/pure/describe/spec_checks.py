@@ -1,7 +1,5 @@
 """Checks that the parts of a description share."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated

@@ -1,7 +1,5 @@
 """A quantity over time."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field

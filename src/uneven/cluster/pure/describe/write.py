@@ -1,7 +1,5 @@
 """The writer of cluster descriptions as TOML text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """The combinations of balancer and policy to simulate on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

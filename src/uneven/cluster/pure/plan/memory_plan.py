@@ -5,8 +5,6 @@ machine with more memory holds a larger part with more workers. The plan has the
 one needs memory for its passes, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The figures of one simulated combination, as input of the reasons."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter
@@ -140,7 +138,7 @@ class NoExchangePlayed(ConfigError):
     """No exchange of all workers ended, or too few."""
 
 
-def _played(scenario: Scenario, counter: _Counter, progress: Callable[[int], None] | None) -> Figures:
+def _played(scenario: Scenario, counter: "_Counter", progress: Callable[[int], None] | None) -> Figures:
     facts = scenario.policy.facts
     every = 1 if facts is None else facts.every
     scenario = streamed(scenario)

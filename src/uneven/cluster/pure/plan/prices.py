@@ -1,7 +1,5 @@
 """The price of a training on a described cluster, and how far a budget and a deadline reach."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The ranking of simulated combinations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The reasons for a combination's speed, in words; every number is simulated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

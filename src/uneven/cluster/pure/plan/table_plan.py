@@ -9,8 +9,6 @@ server, and a sample's part of its rows) and links can answer. Nodes count as at
 part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

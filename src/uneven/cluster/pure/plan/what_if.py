@@ -1,7 +1,5 @@
 """A recorded run with one change, simulated."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The simulator calls it in the order of virtual time; an arithmetic that holds mo
 is stale in virtual time is stale in the models too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from uneven.policy.core.actions import Exchange

@@ -1,7 +1,5 @@
 """The achieved part of a cluster's links, from measured steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ the bytes up and down again. A tree joins machines; the GPUs of a machine are a 
 twice, and two machines send them once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from uneven.cluster.pure.describe.spec import Workload

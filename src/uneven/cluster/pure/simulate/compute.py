@@ -1,7 +1,5 @@
 """The end of a piece of work on a node that is not always fully available."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,13 +43,13 @@ class Quota:
     rested_s: float = 0.0  # start of the current idle time
 
     @classmethod
-    def begun(cls, period_s: float, cores: int, seed: tuple[int, ...]) -> Quota:
+    def begun(cls, period_s: float, cores: int, seed: tuple[int, ...]) -> "Quota":
         """Return a quota at time 0, at random phases of the period and of each core's ticks."""
         drawn = np.random.default_rng(seed).random(1 + cores)
         ticks_s = tuple(float(one) * _TICK_S for one in drawn[1:])
         return cls(period_s, -float(drawn[0]) * period_s, ticks_s, own_s=[0.0] * cores)
 
-    def copy(self) -> Quota:
+    def copy(self) -> "Quota":
         return replace(self, own_s=list(self.own_s))
 
     def run(

@@ -1,7 +1,5 @@
 """The costs of a recorded run's workers, used to simulate it with changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

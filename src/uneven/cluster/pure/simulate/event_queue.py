@@ -1,7 +1,5 @@
 """The event queue of virtual time."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable

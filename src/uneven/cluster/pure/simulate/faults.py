@@ -1,7 +1,5 @@
 """The events of a description: slow-downs, stops, cuts, and changes of the members."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

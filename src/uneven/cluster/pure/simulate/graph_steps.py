@@ -1,7 +1,5 @@
 """The computation and messages of a training step on a partitioned graph, by exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

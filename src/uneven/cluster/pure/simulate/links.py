@@ -5,8 +5,6 @@ the slowest of them limits it. Rates are max-min fair: raising one would lower a
 (Bertsekas and Gallager, Data Networks, §6.5.2).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +38,7 @@ class Route(NamedTuple):
     load: LinkLoad
     latency_s: float
 
-    def times(self, many: int) -> Route:
+    def times(self, many: int) -> "Route":
         """Return the route of a transfer that replaces ``many``, one after the other."""
         return Route(self.load, many * self.latency_s)
 

@@ -1,7 +1,5 @@
 """The members at each clock, and the progress of all workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -13,7 +11,7 @@ class Members(tuple[int, ...]):
 
     _hash: int
 
-    def __new__(cls, ranks: Iterable[int]) -> Members:
+    def __new__(cls, ranks: Iterable[int]) -> "Members":
         made = super().__new__(cls, sorted(ranks))
         # Policies use the members as keys of their plans, and there may be ten thousand.
         made._hash = tuple.__hash__(made)

@@ -1,7 +1,5 @@
 """Steps made of phases, in virtual time: each worker computes, sends, and waits for messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

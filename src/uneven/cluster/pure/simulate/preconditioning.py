@@ -7,8 +7,6 @@ speeds::
                            └─────────── every refresh_period steps ──────────┘
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

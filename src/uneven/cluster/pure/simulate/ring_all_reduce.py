@@ -4,8 +4,6 @@ During the backward pass the payload travels in buckets. Bucket j starts when ev
 has arrived; the bytes become ready evenly over the backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from uneven.cluster.pure.simulate.collectives import all_reduce

@@ -1,7 +1,5 @@
 """Rounds of exchanges: the k-th exchange of one member meets the k-th of the others."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
@@ -20,7 +18,7 @@ class Group:
     active: int  # number of them that still take steps
     # (payload, rank) → exchanges that the rank has started with this group
     met: dict[tuple[Payload, int], int] = field(default_factory=dict)
-    rounds: dict[tuple[Payload, int], Round] = field(default_factory=dict)  # those that still wait for a member
+    rounds: "dict[tuple[Payload, int], Round]" = field(default_factory=dict)  # those that still wait for a member
     # payload → number and clock of the newest closed round
     newest: dict[Payload, tuple[int, int]] = field(default_factory=dict)
     routes: dict[object, Route] = field(default_factory=dict)  # cache, because routes are long
@@ -40,7 +38,7 @@ class Round:
     clock: int = 0  # the furthest step of a contribution
     closed: bool = False  # whether the outcome exists, so that later contributions are late
     launched: bool = False  # whether it is in transit
-    errands: list[Errand] = field(default_factory=list)  # of workers that wait for the parameter server's answer
+    errands: "list[Errand]" = field(default_factory=list)  # of workers that wait for the parameter server's answer
     parts: tuple[float, ...] = (1.0,)  # end of each bucket as a part of the payload
     bucket: int = 0  # in transit
     free_s: float = 0.0  # when the previous bucket arrived

@@ -4,8 +4,6 @@ A node has a link up and a link down to its switch; two sites have a link in eac
 here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +35,7 @@ class RingPieces(NamedTuple):
     own_s: tuple[float, ...]  # of a piece on the hop's slowest link
 
     @classmethod
-    def at_once(cls, members: int) -> RingPieces:
+    def at_once(cls, members: int) -> "RingPieces":
         """Return the least number of pieces, without delays."""
         return cls(pieces_of(members, 0.0), (0.0,) * members, (0.0,) * members)
 

@@ -5,8 +5,6 @@ force from j + 1 + lookahead. Asynchronous workers' reports are read when the la
 the first iteration that none has started. Measuring and deciding cost no time here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field

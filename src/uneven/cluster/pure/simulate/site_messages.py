@@ -5,8 +5,6 @@ A worker with a bounded lead waits for the messages in transit to it. It also wa
 (the selective barrier); the notification travels in parallel and overtakes them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

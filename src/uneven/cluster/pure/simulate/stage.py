@@ -1,7 +1,5 @@
 """The shared state of the simulator's parts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@
                                                     └─ gradients of the first exchange travel while it computes
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -10,8 +10,6 @@ Links and processors serve in the order in which trainers ask. The dense part's 
 [tables] is counted separately, as in :mod:`uneven.cluster.pure.plan.table_plan`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Waiting is counted as in a journal. In each iteration the least ``exchange_s`` o
 excess of each worker is its wait.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from bisect import bisect_left
@@ -69,8 +67,8 @@ class _WorkerSums:
     compute_s: float = 0.0
     counted_s: float = 0.0  # computing for samples that counted
     exchange_s: float = 0.0
-    iterations: array[int] = field(default_factory=lambda: array("q"))
-    ends_s: array[float] = field(default_factory=lambda: array("d"))
+    iterations: "array[int]" = field(default_factory=lambda: array("q"))
+    ends_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
     def steps(self) -> int:

@@ -1,7 +1,5 @@
 """The exchanges of a plan in virtual time: their kind, whom they delay, and when others can rely on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 

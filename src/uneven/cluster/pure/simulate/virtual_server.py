@@ -5,8 +5,6 @@ and answers all when there are enough. Later ones are dropped, and their workers
 background none is late: a later push counts in the next outcome.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

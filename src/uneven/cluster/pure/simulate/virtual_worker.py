@@ -1,7 +1,5 @@
 """The state of one virtual worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from uneven.cluster.pure.simulate.compute import Jitter, Processor

@@ -1,7 +1,5 @@
 """The simulator: a cluster description in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 

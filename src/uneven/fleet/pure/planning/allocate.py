@@ -10,8 +10,6 @@ whole training use a :class:`uneven.fleet.pure.planning.flotillas.Planner`, whic
     assign_devices(flotilla, nodes=((0, 1), (2, 3)))  # {"wide": (0, 1, 2), "small": (3,)}; see planning.assign
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

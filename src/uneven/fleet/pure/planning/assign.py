@@ -1,7 +1,5 @@
 """Assign devices to the members of a flotilla so that few members span several nodes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 

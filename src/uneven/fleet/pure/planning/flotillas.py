@@ -1,7 +1,5 @@
 """Decide when a flotilla ends and which one follows: FLEET-G, FLEET-L, and both together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """Keep each member's rate on each number of devices: r_i(m) of the FLEET paper."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -90,7 +88,7 @@ class Rates:
         """Return the smallest number of devices that the member fits on."""
         return int(np.argmax(self.table[self.place(member)] > 0.0)) + 1
 
-    def at_least(self, devices: Mapping[str, int]) -> Rates:
+    def at_least(self, devices: Mapping[str, int]) -> "Rates":
         """Return these rates with zeros below the given smallest numbers of devices."""
         kept = self._lists()
         for name, least in devices.items():

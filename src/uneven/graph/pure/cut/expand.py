@@ -3,8 +3,6 @@
 Pure; :mod:`uneven.graph.native` has the same loop compiled, with identical results. It needs the whole graph in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heappop, heappush
 

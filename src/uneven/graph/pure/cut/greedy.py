@@ -3,8 +3,6 @@
 Pure; :mod:`uneven.graph.native` has the same loops compiled, with identical results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The result and the quality measures of a partitioner."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class EdgeCut:
     owners: Ids | None = None  # int32 (vertices,): the part that roots each vertex; None for any part that holds it
 
     @classmethod
-    def of(cls, part: Ids, parts: int, *, owners: Ids | None = None) -> EdgeCut:
+    def of(cls, part: Ids, parts: int, *, owners: Ids | None = None) -> "EdgeCut":
         """Build a cut from the part of each edge, (edges,); edges keep their order within a part."""
         order = np.argsort(part.astype(np.min_scalar_type(parts)), kind="stable")  # radix sort: few bytes, few passes
         bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=parts))))

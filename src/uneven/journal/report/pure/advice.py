@@ -1,7 +1,5 @@
 """A run in one line, and one sentence of advice about it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from uneven.journal.pure.summary import Summary

@@ -1,7 +1,5 @@
 """The picture of batch sizes and batch times during a run, with cluster events and a method's phases."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The columns to draw, computed from a run's records and thinned to a picture's resolution."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +87,7 @@ def iteration_name(apart: bool) -> str:
     return "global batch" if apart else "iteration"
 
 
-def run_data(journal: Journal, *, each: bool = False) -> RunData:
+def run_data(journal: "Journal", *, each: bool = False) -> RunData:
     """Return all data for pictures; with ``each``, every step of asynchronous workers is an iteration."""
     join = Join()
     join.pieces.each = each

@@ -1,7 +1,5 @@
 """The elements of all pictures: lines, axes, captions, colours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The pictures of a run as Plotly's JSON (data and layout), without Plotly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise

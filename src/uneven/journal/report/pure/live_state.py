@@ -1,7 +1,5 @@
 """The state of a run for a view: fed with records, queried at any time."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The picture of the membership over time as Plotly's JSON."""
 
-from __future__ import annotations
-
 import math
 
 from uneven.journal.pure.member_changes import MemberChange

@@ -1,7 +1,5 @@
 """The conversion of journal records to points of curves, also during a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The pictures of predicted and measured speeds, and of the workers' cost curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

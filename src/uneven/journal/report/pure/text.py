@@ -1,7 +1,5 @@
 """The formatting of numbers for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

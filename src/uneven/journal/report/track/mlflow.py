@@ -1,7 +1,5 @@
 """The tracker for MLflow: a folder, or the address of a tracking server or database."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ Each step is its own trace, so the SDK's samplers thin out long runs (``OTEL_TRA
 the run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 

@@ -2,8 +2,6 @@
 *hparams*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

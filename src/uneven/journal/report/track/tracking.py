@@ -1,7 +1,5 @@
 """A session's run in experiment trackers: afterwards, or during the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tracker for Weights & Biases: offline in a folder, for ``wandb sync``, or online if WANDB_MODE is set so."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

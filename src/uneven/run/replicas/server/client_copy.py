@@ -1,7 +1,5 @@
 """The conversion of a worker's replica to and from the server's parameters, as one vector."""
 
-from __future__ import annotations
-
 from typing import Any, TypedDict
 
 import numpy as np

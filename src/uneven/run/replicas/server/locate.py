@@ -4,8 +4,6 @@ Without servers one shard is a thread of rank 0, or of each site's first worker 
 depends on that worker only. The shard ends when no other worker needs it.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of outer steps, which the shards take on the movements of a quorum of workers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -10,8 +10,6 @@ replica before the next one:
 * outer steps on a quorum of movements (decoupled): pushed while training continues; x ← the new copy + later movement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any

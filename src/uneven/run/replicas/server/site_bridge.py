@@ -11,8 +11,6 @@ site's clock is that of its workers in the earliest epoch that any of them is in
 all of them when that epoch changes. A site starts an epoch when all others are in it too.
 """
 
-from __future__ import annotations
-
 import struct
 import threading
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ first worker of each party sends. After a loss a round is repeated as a whole, a
 So the state of a worker changes only after the second round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

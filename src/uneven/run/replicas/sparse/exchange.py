@@ -1,7 +1,5 @@
 """Exchanges of picked entries: the movement of this worker's steps, its selected part, and the merge of all."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

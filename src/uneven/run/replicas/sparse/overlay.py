@@ -1,7 +1,5 @@
 """Entries by way of hubs: all-to-all inside a group, and between the hubs of groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

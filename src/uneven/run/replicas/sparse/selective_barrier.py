@@ -1,7 +1,5 @@
 """The messages of the selective barrier: announced places of entries, and receipts."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 

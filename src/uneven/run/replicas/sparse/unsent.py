@@ -1,7 +1,5 @@
 """A worker's movement since the last exchange, and the unsent entries of earlier ones."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

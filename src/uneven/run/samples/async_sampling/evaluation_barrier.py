@@ -1,7 +1,5 @@
 """The barrier before an evaluation, at which each worker reports the samples that it holds."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

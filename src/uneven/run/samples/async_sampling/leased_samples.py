@@ -4,8 +4,6 @@ The launcher's store records the samples of each worker (:mod:`uneven.policy.sam
 round trip in a background thread; recording that some are being sent costs one message.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ They are in the rendezvous store, because adding to a number there is one round 
 restarts therefore loses none of them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

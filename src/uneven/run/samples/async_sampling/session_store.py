@@ -1,7 +1,5 @@
 """A session's numbers and texts in the rendezvous store, which the launcher hosts (rank 0 without a launcher)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -8,8 +8,6 @@ The worker keeps the newest copy that it has received, and each of its updates t
 its state, the newest of these copies becomes the state again, and the workers send the updates that it lacks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from uneven.runtime.parameter_server.pure import vectors

@@ -1,7 +1,5 @@
 """The division of tensors among shards. Pure; every worker computes the same division from the same shapes."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Sequence

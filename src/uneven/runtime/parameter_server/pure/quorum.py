@@ -1,7 +1,5 @@
 """Means of gradients, step by step, each complete with a quorum (backup workers)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, field
 

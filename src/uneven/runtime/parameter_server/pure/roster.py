@@ -1,7 +1,5 @@
 """A shard's record of each worker, and the limits of its waits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

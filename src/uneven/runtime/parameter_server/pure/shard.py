@@ -8,8 +8,6 @@ their initial parameters, and it asks the lowest rank.) ::
 Every change makes a new vector, so a reply is a reference and a rejected message has changed nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence

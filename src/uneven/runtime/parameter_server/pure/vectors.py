@@ -1,7 +1,5 @@
 """Arithmetic on vectors in pieces; no vector is changed in place."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -10,8 +10,6 @@ Pieces are encrypted, sent and decrypted one after the other, so both ends work 
 every length, and a message with any other length is rejected as a whole.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

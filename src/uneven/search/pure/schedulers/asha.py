@@ -1,7 +1,5 @@
 """Asynchronous successive halving that stops trials: Ray's rule, with identical results."""
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Synchronous HyperBand, as in Ray."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

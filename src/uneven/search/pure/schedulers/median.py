@@ -1,7 +1,5 @@
 """The median stopping rule, as in Ray."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from statistics import fmean, median

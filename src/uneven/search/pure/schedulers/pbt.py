@@ -1,7 +1,5 @@
 """Population based training, as in Ray."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

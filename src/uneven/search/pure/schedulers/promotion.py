@@ -1,7 +1,5 @@
 """Asynchronous successive halving that promotes trials."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Define the interface of schedulers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import ClassVar

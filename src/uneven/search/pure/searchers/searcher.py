@@ -1,7 +1,5 @@
 """Define the interface of searchers."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from enum import Enum
