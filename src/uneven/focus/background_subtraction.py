@@ -24,7 +24,6 @@ class Detector(Protocol):
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
         """Return the boxes (n, 4) of a frame, (height, width, 3) uint8."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,7 @@ class Moving:
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
         """Return the boxes (n, 4) of a frame (height, width, 3) uint8, top first; DataError if the frame's size has
-        changed.
-        """
+        changed."""
         step = self._step(pixels)
         grey = _narrow(pixels, step)
         if self._background is None:

@@ -129,8 +129,7 @@ class StreamStore:
         cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
     ) -> "StreamStore":
         """Create an index with its first network, atomically; DataError if that fails. ``facts`` include the crops'
-        ``side``.
-        """
+        ``side``."""
         with told_of_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             part = folder / "index.part"

@@ -108,8 +108,7 @@ def candidates(
     labels: npt.NDArray[np.int64], classes: int, ladder: Sequence[LadderRung] = LADDER, named: Sequence[int] = NAMED
 ) -> tuple[Candidate, ...]:
     """Return every rung with every distinct L_s for labels (n,) int64; ConfigError if there are none, or nothing to
-    try.
-    """
+    try."""
     if len(labels) == 0:
         raise ConfigError("nothing moves in the sampled frames: give a longer part of the video, or a detector")
     if not ladder or not named or min(named) < 1:

@@ -1,6 +1,5 @@
 """Queries to an index: find clusters that may hold a class, ask the truth network about their centroids, return
-frames.
-"""
+frames."""
 
 import difflib
 import time

@@ -151,8 +151,7 @@ class _Copy:
 
 def work(call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> float:
     """Return the floating-point operations of ``call(example)``, of any shape, as torch counts them; ConfigError if
-    none.
-    """
+    none."""
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         call(example)
     found = float(counter.get_total_flops())

@@ -131,8 +131,7 @@ def until(frames: Iterable[Frame], end: int) -> Iterator[Frame]:
 
 def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()) -> Tuned:
     """Train the candidates on ``learn``, choose by ``check``; ConfigError if nothing moves or targets are out of
-    reach.
-    """
+    reach."""
     began_s, calls = time.perf_counter(), truth.calls
     taught, said = truth.label(learn.crops), truth.label(check.crops)
     labels, seen = taught[0], LabelledObjects(check.frame, said[0], len(truth.classes))

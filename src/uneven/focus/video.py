@@ -62,11 +62,9 @@ class VideoSource(Protocol):
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
         """Yield frames at ``per_s`` frames/s from number ``first`` on; a live stream's next frame has that number."""
-        ...
 
     def length_s(self) -> float | None:
         """Return its length, or None if unknown."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

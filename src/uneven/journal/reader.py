@@ -34,8 +34,7 @@ def rank_paths(run: Path) -> dict[int, Path]:
 
 def newest_run(root: Path = Path("runs"), started_by: str | None = None) -> Path:
     """Return the run below ``root`` with the newest journal or ``started_by`` file; raise JournalError if there is
-    none.
-    """
+    none."""
     newest: tuple[float, Path] | None = None
     with access(f"look for runs in {root.absolute()} (name a run directory)", JournalError):
         for folder in sorted(root.iterdir()) if root.is_dir() else ():

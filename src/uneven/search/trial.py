@@ -61,11 +61,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """Return tensors and plain data."""
-        ...
 
     def load_state_dict(self, state: Any) -> Any:
         """Restore this state."""
-        ...
 
 
 class LeaveTrial(BaseException):

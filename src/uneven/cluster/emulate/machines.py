@@ -19,11 +19,9 @@ class Machines(Protocol):
 
     def address(self, index: int) -> str | None:
         """Return a node's address; None if all are on this machine's loopback."""
-        ...
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
         """Return ``keep(address, port)`` of the rendezvous, called on the first node's link."""
-        ...
 
     def start(
         self,
@@ -34,7 +32,6 @@ class Machines(Protocol):
         ended: Callable[[Command], None] = lambda process: None,
     ) -> Command:
         """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
-        ...
 
     def apply(self, index: int, setting: Setting) -> None: ...
 
@@ -42,17 +39,14 @@ class Machines(Protocol):
 
     def lift(self, index: int) -> None:
         """Remove the limits of a node's processor time."""
-        ...
 
     def kill(self, index: int) -> None: ...
 
     def why_killed(self, index: int) -> str:
         """Return why a worker was killed, if the machine knows; otherwise ""."""
-        ...
 
     def broken(self) -> str:
         """Return why the machines no longer work; "" while they do."""
-        ...
 
     def close(self) -> None: ...
 

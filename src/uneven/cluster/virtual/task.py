@@ -53,8 +53,7 @@ class LearningTask(ABC):
     @abstractmethod
     def accuracy(self, parameters: Tensor) -> float:
         """Return the share of held-out samples that ``parameters`` (size,) classify correctly, or another score to
-        maximize.
-        """
+        maximize."""
 
     def right(self, parameters: Tensor, samples: Tensor) -> float:
         """Return the share of these training samples, numbers (n,) int64, that ``parameters`` (size,) classify

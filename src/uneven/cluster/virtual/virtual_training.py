@@ -189,8 +189,7 @@ class Training(Arithmetic):
         self, rank: int, exchange: Exchange, held: Tensor, parameters: Tensor, ends: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the selected entries of ``held``, and the point between the two ``ends`` (carried, moved) that they
-        reach.
-        """
+        reach."""
         (carried, moved), whole = ends, held.numpy()
         picked = shortest(exchange.select_of(rank).pick(whole, parameters.numpy()), whole)
         self._parts[rank] = (packed_bytes(picked) - HEADER_BYTES) / whole.nbytes

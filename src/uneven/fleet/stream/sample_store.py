@@ -142,27 +142,21 @@ class Store(Protocol):
 
     def handle(self, *, writable: bool) -> Any:
         """Return what another process needs to read or write the samples: an object with a method ``open(line)``."""
-        ...
 
     def keep(self, number: int, reference: Any) -> None:
         """Record that a chunk was made; ``reference`` comes from its maker's ``made``."""
-        ...
 
     def found(self, first: int, end: int) -> Any:
         """Return what a reader needs to find the chunks ``first`` … ``end`` − 1."""
-        ...
 
     def lost(self, number: int, reference: Any) -> bool:
         """Return whether a chunk that a reader cannot find by this reference must be made again."""
-        ...
 
     def drop(self, below: int) -> None:
         """Release the chunks below this one."""
-        ...
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
-        ...
 
 
 def store_in(place: Place, layout: Layout, *, slots: int, chunk: int) -> Store:

@@ -210,8 +210,7 @@ class Grouped:
         self, label: int, k: int, skip: float, spread: float = 0.0, inside: npt.NDArray[np.bool_] | None = None
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return the clusters that a query accepts, asks about, and accepts unseen, each (clusters,) bool like
-        ``inside``.
-        """
+        ``inside``."""
         output = self.looked.output(label)
         candidate = self.place[:, output] < k if inside is None else inside & (self.place[:, output] < k)
         confidence = self.looked.confidence[self.centroid, output]

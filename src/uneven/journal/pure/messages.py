@@ -51,8 +51,7 @@ class Messages:
 
     def rows(self) -> list[tuple[str, int, int, float, float]]:
         """Return (connection, most exchanges of a worker, bytes of all, mean and longest wait in s), most bytes
-        first.
-        """
+        first."""
         found = [_row(line, list(uses.values())) for line, uses in self.lines.items()]
         return sorted(found, key=lambda row: (-row[2], row[0]))
 

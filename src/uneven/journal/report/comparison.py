@@ -30,8 +30,7 @@ def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
     """Return each run under its directory's name, or its path if names are equal; JournalError if one is given
-    twice.
-    """
+    twice."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise JournalError(f"{', '.join(map(str, paths))}: name each run once")
     names = [path.resolve().name for path in paths]

@@ -88,8 +88,7 @@ class Profile:
 
 def in_passes(profile: Profile, most: int, total: int) -> Profile:
     """Return the profile of a worker that computes a share, at most ``total``, in equal passes of at most ``most``
-    samples.
-    """
+    samples."""
     points = {size: profile.time_s(size) for size in profile.sizes if size <= most}
     for passes in range(1, min(_PASSES, -(-total // most)) + 1):
         # Every pass pays its launch, so the curve jumps after each full pass: a point on both sides.

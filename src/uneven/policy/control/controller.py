@@ -384,8 +384,7 @@ class Loopback:
 
     def ended(self, rank: int, iteration: int, cost_s: float, newest: int = -1) -> list[Told]:
         """Record that a worker has ended an iteration, and return the consequences in order; see
-        :meth:`Controller.ended`.
-        """
+        :meth:`Controller.ended`."""
         controller = self.controller
         found = self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)
         call = controller.begins(rank, iteration + 1, _UNKNOWN, cost_s, cost_s)

@@ -136,8 +136,7 @@ class Decider:
     @property
     def hidden_s(self) -> float:
         """Seconds an iteration of a worker's own side of an exchange that cost no time, because all wait for a link
-        anyway.
-        """
+        anyway."""
         # The least of several reports: a single wait may be chance.
         return min(self._waits)
 
@@ -299,8 +298,7 @@ class Decider:
 
     def check(self, state: dict[str, Any]) -> bool:
         """Return whether :meth:`load_state_dict` would resume, without changes; raise ``ValueError`` for a damaged
-        state.
-        """
+        state."""
         trial = copy.deepcopy(self)
         if not trial.load_state_dict(state):
             return False
@@ -313,8 +311,7 @@ class Decider:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Resume if workers, batch, limits and balancer are the same, otherwise start from scratch; return whether it
-        resumed.
-        """
+        resumed."""
         saved = read(DeciderState, state)
         shares, limits = tuple(saved["shares"]), self._limits
         fits = len(shares) == len(self._members) and sum(shares) == self._global_batch

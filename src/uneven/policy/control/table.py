@@ -57,8 +57,7 @@ class ReportTable:
 
     def hidden_s(self) -> float | None:
         """Return the seconds an iteration that all workers wait for a link; None if a report is empty, as after a
-        padded batch.
-        """
+        padded batch."""
         iterations = self.column("iterations")
         if not self.plain:
             if not len(iterations) or not self.sound().all():

@@ -101,8 +101,7 @@ class SpeedModel(ABC):
     @abstractmethod
     def forecast(self, rows: Floats, steps: int) -> float:
         """Return the samples per second ``steps`` rows after the last of ``rows`` (n, 6), see
-        :mod:`uneven.policy.predict._past`.
-        """
+        :mod:`uneven.policy.predict._past`."""
 
     @abstractmethod
     def study(self, rows: Floats, number: int) -> "SpeedModel":

@@ -76,8 +76,7 @@ class NarxNet(SpeedModel):
 
     def study(self, rows: Floats, number: int) -> "NarxNet":
         """Return the net after one damped Gauss-Newton step on some of ``rows`` (n, 6), if it lowers error plus
-        penalty.
-        """
+        penalty."""
         if len(rows) < self.delay + 3:
             return self
         net = replace(self, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))

@@ -27,11 +27,9 @@ class Sums(Protocol):
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
         """Add ``weight`` Σ v vᵀ over all vectors v in ``seen`` (n, ...) to ``flat``; with a bias, append a 1 to
         each."""
-        ...
 
     def squares(self, flat: Tensor) -> Tensor:
         """Return the matrices, shape (k, side, side), of k such sums, shape (k, numbers); they may share memory."""
-        ...
 
 
 class RowSums:

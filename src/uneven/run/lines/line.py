@@ -22,7 +22,6 @@ class Work(Protocol):
     def wait(self) -> tuple[int, ...] | None:
         """Wait until it has ended here; return the ranks whose tensors are in it, or None for all members.
         Raises :class:`RuntimeError` if a worker did not take part."""
-        ...
 
 
 class Carrier(Protocol):

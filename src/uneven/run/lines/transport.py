@@ -24,7 +24,6 @@ class Pending(Protocol):
         Raises:
             PeerError: a worker did not send its row in time; the message names it.
         """
-        ...
 
 
 @runtime_checkable
@@ -36,12 +35,9 @@ class Transport(Protocol):
 
     def gather(self, row: Sequence[float]) -> Pending:
         """Start an all-gather of this row; returns immediately. Rows have the same length on all workers."""
-        ...
 
     def gather_text(self, text: str) -> tuple[str, ...]:
         """Return all workers' texts, by rank; waits. For the start of a run, not for every step."""
-        ...
 
     def close(self) -> None:
         """Release sockets and threads; idempotent."""
-        ...

@@ -93,8 +93,7 @@ class PieceTaker:
     def pieces(self, batch: Any) -> Iterator[Any]:
         """Yield the pieces of the current batch, the first one cut out of ``batch``.
         Raises :class:`TrainingError` without a current batch, on a pass on another one, or inside
-        ``session.loss_mean``.
-        """
+        ``session.loss_mean``."""
         part = self._loop.part
         if part is None or self._loop.counting.counted:
             raise TrainingError(

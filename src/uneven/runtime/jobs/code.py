@@ -41,8 +41,7 @@ _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueE
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
     """Return the digests of named objects. Packages of ``trained`` functions count as user code, also if
-    installed.
-    """
+    installed."""
     own = {str(named(one).__module__).partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
     return {name: _CodeReader(own).parts(name, value) for name, value in given.items()}

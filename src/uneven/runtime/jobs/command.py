@@ -27,28 +27,22 @@ class Process(Protocol):
     @property
     def pid(self) -> int:
         """The process id on its machine; 0 while unknown."""
-        ...
 
     @property
     def ending(self) -> Ending | None:
         """The end of the process, once noticed."""
-        ...
 
     def ask_to_end(self) -> None:
         """Ask it to end, without waiting. Idempotent."""
-        ...
 
     def wait(self, within_s: float | None = None) -> Ending | None:
         """Wait for its end; return None if it still runs after ``within_s``."""
-        ...
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
         """Ask it to end and kill it after ``within_s``. Idempotent."""
-        ...
 
     def kill(self, *, hung: str = "") -> Ending:
         """Kill it. Idempotent; ``hung`` describes a process that is killed because it hangs."""
-        ...
 
 
 class Command:

@@ -114,8 +114,7 @@ ENGINES = ("local", "ray")
 
 def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED) -> Place:
     """Return the place of an engine; raise UnknownNameError or ConfigError if it, its devices or package are
-    missing, or this system cannot run its processes.
-    """
+    missing, or this system cannot run its processes."""
     if engine == "local":
         not_on_windows("ensembles, searches and ingests of video")
         return Local(devices_of(devices), imported)

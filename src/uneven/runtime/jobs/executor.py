@@ -30,12 +30,10 @@ class Linked(Process, Protocol):
     @property
     def quiet_s(self) -> float:
         """The seconds since its last message, see :class:`~uneven.runtime.jobs.heartbeat.Watched`."""
-        ...
 
     @property
     def silence(self) -> Silence:
         """The same, with its last reported position."""
-        ...
 
     def send(self, message: Any) -> None: ...
 
@@ -45,13 +43,11 @@ class ProcessLine(Protocol):
 
     def recv(self) -> Any:
         """Return the next message, waiting for it; raise EOFError if the other end is closed."""
-        ...
 
     def send(self, message: Any) -> None: ...
 
     def poll(self, timeout: float | None) -> Any:
         """Wait until there is a message or the other end is closed; a timeout of None is forever."""
-        ...
 
 
 class ObjectLine(ProcessLine, Protocol):
@@ -59,11 +55,9 @@ class ObjectLine(ProcessLine, Protocol):
 
     def fetch(self, reference: Any) -> Any:
         """Return an object; raise ObjectLostError if it was lost with a machine."""
-        ...
 
     def expect(self, references: Sequence[Any]) -> None:
         """Start to transfer these objects to this machine, without waiting."""
-        ...
 
 
 class ObjectLostError(LookupError):
@@ -92,7 +86,6 @@ class Place(Protocol):
 
     def enter(self, directory: Path) -> None:
         """Prepare to work in this directory; raise ConfigError if it cannot be used from every device."""
-        ...
 
     def start(
         self,
@@ -109,22 +102,17 @@ class Place(Protocol):
         ``heard`` gets the process and each of its messages, ``ended`` the process after its end, unless this program
         has waited for it. Raises ConfigError if the arguments cannot be sent.
         """
-        ...
 
     def wait(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` for events and deliver them."""
-        ...
 
     def seat(self, device: int) -> int:
         """Return the group of a device: processes on devices of one group are interchangeable."""
-        ...
 
     def nodes(self, devices: Sequence[int]) -> list[list[int]]:
         """Return the devices grouped by machine."""
-        ...
 
     def gone(self) -> frozenset[int]:
         """Return the devices that were lost with their machine."""
-        ...
 
     def close(self) -> None: ...

@@ -195,8 +195,7 @@ class Cluster:
 
 class Actor(Watched):
     """A process of the cluster, see :class:`~uneven.runtime.jobs.executor.Linked`. It has nothing to clean up, so its
-    end is always a kill.
-    """
+    end is always a kill."""
 
     def __init__(
         self,

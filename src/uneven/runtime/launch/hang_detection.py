@@ -21,8 +21,7 @@ class SilenceMeter:
 
     def silent_s(self, pid: int, limit_s: float) -> float:
         """Return for how long it has used less than 0.5 % of a core on average over ``limit_s``, since the first
-        call.
-        """
+        call."""
         now_s = time.monotonic()
         # Processes are polled at most twice a second, however often the agent asks.
         if now_s - self._looked_s.get(pid, 0.0) >= _LOOK_EVERY_S:

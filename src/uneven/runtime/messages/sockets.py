@@ -42,11 +42,9 @@ class Answering(Protocol):
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, Sequence[Any]]:
         """Answer one message: return its sender, None if unknown, and messages, each with its ``rank``."""
-        ...
 
     def tick(self, now_s: float) -> Sequence[Any]:
         """Return messages due by time. Called a few times per second, and immediately again while busy."""
-        ...
 
 
 class ShardSockets:

@@ -37,15 +37,12 @@ class Ear(Protocol):
 
     def received(self, shard: int, message: Any) -> None:
         """Take a message."""
-        ...
 
     def beat(self, shard: int) -> None:
         """Send a heartbeat."""
-        ...
 
     def broken(self, error: Exception) -> None:
         """Take the error that has ended the line."""
-        ...
 
 
 class ShardLine(Protocol):
@@ -61,7 +58,6 @@ class ShardLine(Protocol):
 
     def close(self) -> None:
         """Send the queued messages, and end. Idempotent."""
-        ...
 
 
 class ZmqLine:

@@ -42,8 +42,7 @@ class RingPieces(NamedTuple):
     @property
     def waits_s(self) -> float:
         """The seconds of all pieces beyond their bytes on the slowest link, if all members start together and none is
-        slow.
-        """
+        slow."""
         bytes_s = 2 * max(self.own_s)
         slowest_s = max(2 * latency_s + own_s for latency_s, own_s in zip(self.latency_s, self.own_s, strict=True))
         return self.many / 2 * max(slowest_s - bytes_s, 0.0)
@@ -175,8 +174,7 @@ class Topology:
 
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
         """Return the route from one node to the first of each of ``others``, which forward from node to node in their
-        order.
-        """
+        order."""
         if self.free:
             return FREE
         load = TransferLinks()
@@ -245,8 +243,7 @@ def hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def pieces_of(members: int, size_bytes: float) -> int:
     """Return the number of pieces of an all-reduce over each hop: at least two of each member's part, twice for n − 1
-    members.
-    """
+    members."""
     return 2 * (members - 1) * max(2, math.ceil(size_bytes / members / _LARGEST_BYTES))
 
 

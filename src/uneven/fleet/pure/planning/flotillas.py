@@ -16,15 +16,12 @@ class FlotillaPlanner(Protocol):
     @property
     def shared(self) -> bool:
         """True if members that run at the same time share one stream of samples, and so one speed."""
-        ...
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
         """Return the members that start now and their devices; see ``Planner.next_flotilla``."""
-        ...
 
     def round_ends(self, busy_devices: int) -> bool:
         """Return whether the running members are stopped now; see ``Planner.round_ends``."""
-        ...
 
 
 ALPHA = 0.8  # α of the paper's experiments: share of the devices that must be busy for a round to continue

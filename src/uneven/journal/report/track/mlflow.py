@@ -21,8 +21,7 @@ _EXPERIMENT, _ALLOW = "uneven", "MLFLOW_ALLOW_FILE_STORE"
 
 class MLflow(Tracker):
     """A store ``mlflow:FOLDER``, ``mlflow:http://…`` or ``mlflow:sqlite:///…``; the experiment is the group or
-    ``uneven``.
-    """
+    ``uneven``."""
 
     def __init__(self, where: str) -> None:
         if "://" not in where:

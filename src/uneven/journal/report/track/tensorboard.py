@@ -1,6 +1,5 @@
 """The tracker for TensorBoard: event files for ``tensorboard --logdir``; settings and results are on its page
-*hparams*.
-"""
+*hparams*."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
