@@ -54,7 +54,6 @@ class Board:
         """Add ``more`` to a counter, and return it."""
         return self.store.add(key, more)
 
-    # ---------------------------------------------------------------- deaths
     def remove_member(self, worker: int, why: str) -> None:
         """Report to all that a worker has failed. The reason of the first report stays."""
         # Only the first report counts as news, so that several reports of one death start one recovery.
@@ -75,7 +74,6 @@ class Board:
     def dead(self, workers: Iterable[int]) -> dict[int, str]:
         return {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
 
-    # ---------------------------------------------------------------- newcomers
     def ask(self, worker: int, introduction: dict[str, Any]) -> str:
         """Ask to be a member from the next generation on; return the key that will have its number."""
         place = self.count(ASKED, 1)

@@ -192,7 +192,6 @@ class Pool:
         spent = time.monotonic() - self._began_s >= self.time_budget_s
         return (idle and not self._dispatch.held and self.core.over) or self.core.target_by is not None or spent
 
-    # ---------------------------------------------------------------- starts
     def tell(self, device: int, message: Any) -> None:
         slot = self.slots.at(device)
         if slot is not None:
@@ -262,7 +261,6 @@ class Pool:
         first = checkpoints.newest(checkpoints.folder_of(self.directory, trial), life, t)
         return checkpoints.adopt(first.path, folder, one.life, first.t) if first is not None else None
 
-    # ---------------------------------------------------------------- messages
     def _heard(self, process: Linked, message: tuple[Any, ...]) -> None:
         slot = self.slots.of(process)
         if slot is None:
@@ -431,7 +429,6 @@ class Pool:
                 slot.process.kill(hung=f"trial {slot.trial} sent nothing for {limit_s:g} s")
                 self._died(slot.process)
 
-    # ---------------------------------------------------------------- commands of the user
     def _asked(self, note: dict[str, Any]) -> str:
         verb, trial = note["verb"], int(note["trial"])
         if verb == "stop":

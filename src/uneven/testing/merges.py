@@ -31,7 +31,6 @@ class MergeContract(ABC):
     def make(self) -> Merge:
         """Return a merge, the same each time."""
 
-    # ---------------------------------------------------------------- properties
     def test_two_that_are_made_alike_are_the_same(self) -> None:
         # Plans are compared and printed on all ranks.
         assert self.make() == self.make()
@@ -82,7 +81,6 @@ class MergeContract(ABC):
             torch.testing.assert_close(given, factor * (value - centre))
             torch.testing.assert_close(merge.combine(kept, given, 1.0)[1], centre + given)
 
-    # ---------------------------------------------------------------- results
     def test_where_nobody_has_moved_nothing_moves(self) -> None:
         merge, (start,) = self.make(), self._numbers(1)
         outcome = self._exchange(merge, self._begin(merge, start), [start.clone() for _ in self.samples], start)[1]
@@ -143,7 +141,6 @@ class MergeContract(ABC):
         assert not central or torch.equal(kept["centre"], outcome)
         assert outcome.shape == start.shape
 
-    # ---------------------------------------------------------------- helpers
     def _begin(self, merge: Merge, start: Tensor) -> Kept:
         return merge.begin(start.clone())
 

@@ -59,7 +59,6 @@ class Training(Arithmetic):
         self._answers: dict[Key, Tensor] = {}
         self._parts: dict[int, float] = {}  # rank → bytes of its last message, relative to the whole vector's
 
-    # ---------------------------------------------------------------- membership
     def enters(self, rank: int, source: int | None) -> None:
         # Its replica is created in its first step, when it must equal its source.
         self._coming[rank] = source
@@ -92,7 +91,6 @@ class Training(Arithmetic):
         """Return the current or last parameters of a worker's replica, (size,)."""
         return self._replicas[rank].state.parameters
 
-    # ---------------------------------------------------------------- steps
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
         if rank in self._coming:
             self._arrive(rank)
@@ -130,7 +128,6 @@ class Training(Arithmetic):
     def _centre(self) -> Tensor:
         return self._copies.parameters
 
-    # ---------------------------------------------------------------- sending
     def sends(self, rank: int, exchange: Exchange) -> None:
         check(exchange)
         # Gradients are read from the replicas when they are merged.
@@ -215,7 +212,6 @@ class Training(Arithmetic):
         picked = shortest(Picked(len(total), places, total[places]), total)
         return (packed_bytes(picked) - HEADER_BYTES) / float(total.nbytes)
 
-    # ---------------------------------------------------------------- merging
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         kind = kind_of(exchange)
         if exchange.payload is Payload.GRADIENT:
@@ -345,7 +341,6 @@ class Training(Arithmetic):
             copy.parameters = copy.parameters + outcome if exchange.payload is Payload.DELTA else outcome
         self._answers.update({key_of(rank, exchange): copy.parameters for rank in ranks})
 
-    # ---------------------------------------------------------------- receiving
     def answers(self, rank: int, exchange: Exchange) -> None:
         # Other answers were made at their merge.
         if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:

@@ -134,7 +134,6 @@ class Controller:
             return self.adapts
         return False
 
-    # ---------------------------------------------------------------- events
     def measured(self, rank: int, seen: Observation, control_s: float = 0.0, late: bool = False) -> None:
         if self.adapts:
             self.reporter(rank).measured(seen, control_s, late)
@@ -254,7 +253,6 @@ class Controller:
         era.soonest = era.far = era.due = first + 1
         self._reporters.clear()
 
-    # ---------------------------------------------------------------- decisions
     def _enlist(self, rank: int, since: int = 0) -> Reporter:
         made = self._reporters[rank] = Reporter(self._make_forecaster(), since)
         made.forecaster.hidden_s = self._era.decider.hidden_s
@@ -279,7 +277,6 @@ class Controller:
             reporter.forecaster.hidden_s = era.decider.hidden_s
         return _told(era, decision)
 
-    # ---------------------------------------------------------------- checkpoints
     def state_dict(self, rank: int) -> dict[str, Any]:
         """Return the decider's state, one worker's forecaster and the past of all workers, as plain data."""
         past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]

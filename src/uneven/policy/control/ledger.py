@@ -173,7 +173,6 @@ class StepLedger:
         self._steps: list[StepTaken] = []  # unmerged
         self._earlier = _NOTHING  # unmerged before these
 
-    # ---------------------------------------------------------------- events
     def take(self, plan: StepPlan) -> None:
         """Take a plan, which rarely differs from that of the step before."""
         self.plan = plan
@@ -267,7 +266,6 @@ class StepLedger:
         self._steps, self._earlier = [], _NOTHING
         self.dropped = 0
 
-    # ---------------------------------------------------------------- answers
     @property
     def apart(self) -> bool:
         """True if replicas differ because of separate steps, and a newcomer must wait; the same on all workers."""
@@ -308,7 +306,6 @@ class StepLedger:
         """Return the groups that average gradients in the current step; None means all members together."""
         return self.plans.groups(self.clock, Payload.GRADIENT)
 
-    # ---------------------------------------------------------------- orders
     def _making_up(self, free: Callable[[Exchange], bool]) -> Iterator[Instruction]:
         yield from self._entering()
         owed, self._owed = self._owed, ()
@@ -387,7 +384,6 @@ class StepLedger:
         found = (plan.exchanges if moment is None else at_moment(plan, moment) for plan in plans)
         return next(filter(None, found), ())
 
-    # ---------------------------------------------------------------- the unmerged steps
     @property
     def _gap(self) -> int:
         return self._earlier.gap + len(self._steps)
@@ -408,7 +404,6 @@ class StepLedger:
     def _sums(self) -> _Earlier:
         return _Earlier(self._gap, {rank: self._samples(rank) for rank in self.plans.members}, self._since())
 
-    # ---------------------------------------------------------------- checkpoints
     def state(self, used: Steps = (), unused: Steps = (), *, merged: bool = False) -> dict[str, Any]:
         """Return the state for a checkpoint.
 

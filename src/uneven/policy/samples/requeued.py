@@ -109,7 +109,6 @@ class RequeuedSamples:
         """Return the samples of the newest exchanged part whose gradients were in the exchange."""
         return part.size - sum(map(part.batch, self._missing.get(part.iteration, ())))
 
-    # ---------------------------------------------------------------- drawing
     def start(self, cursor: Cursor) -> None:
         """Start a pass. In another epoch than before, forget the requeued samples of the old one."""
         if not self._joins:
@@ -163,7 +162,6 @@ class RequeuedSamples:
         self.newest = part.iteration
         self._missing[part.iteration] = set(part.members or ()) - set(self._eras[-1][1])
 
-    # ---------------------------------------------------------------- exchanges and changes
     def exchanged(self, iteration: int, members: Collection[int], groups: Collection[Members] = ()) -> None:
         """Count the members' samples of all parts up to an iteration as used, and requeue those of other workers.
 
@@ -206,7 +204,6 @@ class RequeuedSamples:
                 self._waiting += [(border, run) for run in runs(part.span(worker))]
             already.add(worker)
 
-    # ---------------------------------------------------------------- for newcomers and checkpoints
     def state(self) -> dict[str, Any]:
         border, members = self._eras[-1]
         return {

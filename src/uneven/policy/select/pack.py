@@ -144,7 +144,6 @@ def _rows(index: Index, size: int, words: int, chunk: int, each: int) -> ChunkRo
     return rows
 
 
-# ---------------------------------------------------------------- places
 def _index(picked: Picked, forms: tuple[Index, ...]) -> Index:
     if picked.places is None:
         return Index.ALL
@@ -247,7 +246,6 @@ def _from_twelve_bits(body: memoryview, count: int) -> Array:
     return pair[:count]
 
 
-# ---------------------------------------------------------------- values
 def _value_bytes(picked: Picked) -> int:
     return _values_length(len(picked.values), picked.bits, picked.values.dtype.itemsize, picked.rows)
 

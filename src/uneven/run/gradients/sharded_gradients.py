@@ -168,7 +168,6 @@ class ShardedGradients(Gradients):
         self._held = not self._synchronise
         return weight
 
-    # ---------------------------------------------------------------- torch's exchanges
     def poll(self, iteration: int) -> None:
         if self._nonfinite is not None and iteration % _NONFINITE_EVERY == 0 and self._nonfinite.item():
             self._nonfinite.zero_()
@@ -213,7 +212,6 @@ class ShardedGradients(Gradients):
     def _summed(self, gradients: torch.Tensor) -> None:
         self.observer.done()
 
-    # ---------------------------------------------------------------- marks of a device that waits by itself
     def _before_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():  # torch has passed the inputs through its own node, which sends the gradients
             on_entering((args, kwargs), lambda gradient: self.observer.ready())

@@ -87,7 +87,6 @@ class ElasticCommunicator:
         self._kept: list[Contribution] = []  # of the last exchange, with their sums
         self._spare: list[Contribution] = []  # of the exchange before; their memory is used again
 
-    # ---------------------------------------------------------------- an exchange
     def begin(self, at: RoundPlace) -> None:
         if self.at is not None:
             raise TrainingError(
@@ -170,7 +169,6 @@ class ElasticCommunicator:
         said, self.words.announced = self.words.announced, ()
         return said
 
-    # ---------------------------------------------------------------- between exchanges
     def all_through(self) -> bool:  # if not, a worker must not leave yet: the others may need its tensors
         """Return whether all members have completed the last exchange; a collective call."""
         try:
@@ -260,14 +258,12 @@ class ElasticCommunicator:
     def renew(self, generation: Generation) -> None:
         self.words.renew(generation.place(self.membership.worker), len(generation.members))
 
-    # ---------------------------------------------------------------- gradients
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords:
         return self.words
 
     def nonfinite(self) -> bool:
         return False
 
-    # ----------------------------------------------------------------
     def close(self) -> None:
         """Do nothing: the group belongs to the generation."""
 

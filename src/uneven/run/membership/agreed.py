@@ -25,7 +25,6 @@ class AgreedMembers(ElasticRun):
         # whether nothing is lost with this worker, given the members' announcements
         self.may_leave: Callable[[Sequence[float]], bool] = lambda announced: True
 
-    # ---------------------------------------------------------------- rounds
     def announce(self) -> float:
         return LEAVING if self.leaving else super().announce()
 
@@ -40,7 +39,6 @@ class AgreedMembers(ElasticRun):
             self.rounds.renew(generation)
         super()._tell(generation, pause_s)
 
-    # ---------------------------------------------------------------- between two steps
     def step_over(self) -> None:
         self.flush()
         announced = self.rounds.announced()
@@ -73,7 +71,6 @@ class AgreedMembers(ElasticRun):
 
         self.give_state(*self._transfer(new), over)
 
-    # ---------------------------------------------------------------- newcomers
     def _next(self, new: Generation) -> Generation:
         return self.rounds.next_generation(between=True, new=True)
 

@@ -166,7 +166,6 @@ class ElasticRun:
             said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
             raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
 
-    # ---------------------------------------------------------------- leaving
     def leave(self) -> None:
         self.leaving = True
 
@@ -186,7 +185,6 @@ class ElasticRun:
             raise LeftRun  # it waits to join
         self.leaving = True
 
-    # ---------------------------------------------------------------- rounds, if workers make any
     def announce(self) -> float:
         return JOIN_PENDING if self.membership.somebody_asks else NONE
 
@@ -207,7 +205,6 @@ class ElasticRun:
         party = next(one for one in parties if self.membership.worker in one)
         return self.membership.worker == next(one for one in party if one in there)
 
-    # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
         self._queue.append((generation, time.monotonic() - began_s, {}))
 
@@ -254,7 +251,6 @@ class ElasticRun:
         """Give newcomers the state of the run, as their donor."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- around a step
     def begins(self, part: Portion) -> None:
         """Check that a newcomer's parameters have not changed since it received them; otherwise raise TrainingError."""
         self._iteration = part.iteration
@@ -285,7 +281,6 @@ class ElasticRun:
         self._say(said, LEFT)
         raise LeftRun
 
-    # ---------------------------------------------------------------- newcomers
     def give_state(self, key: str, those: Members, lost: Callable[[], bool]) -> None:
         """Send the state of the run from this worker, the first of these members; raises GroupAborted once ``lost``
         returns that one of them has failed."""
@@ -359,7 +354,6 @@ class ElasticRun:
         said = f"worker {self.membership.worker} has joined, with {nbytes / 1e6:.3g} MB of state from worker {donor}"
         self._say(said, "members")
 
-    # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:
         """End the session; without a failure, wait until all members reach their end."""
         for number, handler in self._handlers.items():

@@ -76,7 +76,6 @@ class FollowedMembers(ElasticRun):
         self._met = True
         self.membership.watch.listener = self._remove
 
-    # ---------------------------------------------------------------- what has happened
     def _remove(self, dead: Iterable[int]) -> None:  # called by the failure detector's thread, too
         with self._removed:
             for worker in dead:
@@ -119,7 +118,6 @@ class FollowedMembers(ElasticRun):
             self._give_states()
         return True
 
-    # ---------------------------------------------------------------- newcomers
     def _admit(self, new: Generation) -> None:
         self._owed.append(new)
 
@@ -162,7 +160,6 @@ class FollowedMembers(ElasticRun):
             raise PeerError(f"worker {self.membership.worker} came too late: the run is ending")
         return self._cannot(donor)
 
-    # ---------------------------------------------------------------- the end
     def _part_company(self) -> None:
         if self._met:
             self._closing = True

@@ -86,7 +86,6 @@ class Membership:
         site = {one: self.board.look(f"{SITE}/{one}") for one in new.members if came}
         return {one: next((it for it in old if site[it] == site[one]), old[0]) for one in came}
 
-    # ---------------------------------------------------------------- what has happened
     def lost(self) -> bool:
         """Return whether a member of this generation has failed or given it up; cheap enough to poll."""
         try:
@@ -109,7 +108,6 @@ class Membership:
             raise self._ended(self.watch.lost)
         return self.watch.asked and len(self.members) < self.bounds[1]
 
-    # ---------------------------------------------------------------- from one generation to the next
     def agree(self, said: Statement) -> Generation:
         """End this generation and return the next one, without members that have failed.
 
@@ -254,7 +252,6 @@ class Membership:
             f"connection between some of them broke, or timeout_s = {self.timeout_s:g} is too short"
         )
 
-    # ---------------------------------------------------------------- the door
     def ask(self, introduction: dict[str, Any], waiting: Callable[[float], None]) -> Generation:
         """Ask to join, call ``waiting`` once a second with the seconds so far, and return the generation that
         includes this worker."""
@@ -282,7 +279,6 @@ class Membership:
         self.enter(generation)
         return generation
 
-    # ---------------------------------------------------------------- the end
     def part_company(self, serve: Callable[[], object]) -> None:
         """Wait until all members have reached their end, because one may still need this one's tensors.
 
@@ -310,7 +306,6 @@ class Membership:
             self.board.write(f"{SESSION}/{self.worker}", CLOSED)
         self.watch.close()
 
-    # ----------------------------------------------------------------
     def _agreed(self, old: Generation, said: Statement) -> Generation:
         n, board = old.number, self.board
         board.write(f"said/{n}/{self.worker}", said.text())

@@ -40,7 +40,6 @@ class Aggregator:
         """Bring into the replica what the next step needs.
         Raises :class:`PeerError` if a worker is too far behind for too long."""
 
-    # ---------------------------------------------------------------- an exchange
     def gives(self, order: Order, background: bool) -> Tensor | None:
         """Record the samples of an order before anything is sent. Return the replica, shape (size,), if it must be
         read now."""
@@ -82,7 +81,6 @@ class Aggregator:
         Return two calls: one waits for it, the other merges its result. ``note`` gets the result and its seconds."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- the samples of this worker
     def more(self) -> bool:
         """Take the samples of the next step; return whether there are any."""
         return True
@@ -93,7 +91,6 @@ class Aggregator:
     def left(self, part: Portion) -> None:
         """Note that the loop was left in this step."""
 
-    # ---------------------------------------------------------------- the end of an epoch, an evaluation, the end
     def settles(self) -> bool:
         """Return whether all steps of this worker are merged; try to do so without orders of the ledger."""
         return False
@@ -128,7 +125,6 @@ class Aggregator:
         """Begin as a newcomer after ``clock`` steps of the others; return whether the replica was replaced."""
         return False
 
-    # ---------------------------------------------------------------- checkpoints
     def state(
         self, numbers: dict[str, Any], rates: dict[str, float], *, shown: bool
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

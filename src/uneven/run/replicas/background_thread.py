@@ -163,7 +163,6 @@ class BackgroundThread:
             if self.wait() or self._ended:
                 return
 
-    # ---------------------------------------------------------------- a delayed exchange
     def hold(self, receive: Job, land: Callable[[Any], object]) -> None:
         """Keep an exchange until its outcome is needed: ``receive`` waits for it, ``land`` merges its result."""
         self._held = receive, land

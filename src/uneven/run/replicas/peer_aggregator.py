@@ -113,7 +113,6 @@ class PeerAggregator(Aggregator):
         if self.entries is not None:
             self.entries.begin()
 
-    # ---------------------------------------------------------------- an exchange
     def meet(
         self, order: Order, own: Tensor | None = None, *, background: bool = False, resting: bool = False
     ) -> ExchangeResult:
@@ -218,7 +217,6 @@ class PeerAggregator(Aggregator):
         place = RoundPlace(what, *step, exchange.members, exchange.parties, at is not None, where)
         return line.total(vector, place, weight, words=words)
 
-    # ---------------------------------------------------------------- an evaluation, the end
     def rest(self, evaluating: bool) -> None:
         """Finish exchanges of entries, on all workers."""
         if self.entries is not None:
@@ -254,7 +252,6 @@ class PeerAggregator(Aggregator):
             if line is not None and not failed:  # after a failure a thread may still block in a line
                 line.close()
 
-    # ---------------------------------------------------------------- checkpoints
     def state(
         self, numbers: dict[str, Any], rates: dict[str, float], *, shown: bool
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -231,7 +231,6 @@ class Replica:
         """Return copies of the current gradients, each of its parameter's shape."""
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
-    # ---------------------------------------------------------------- an exchange
     def meet(self, exchange: Exchange, samples: float, total: Total, **how: Any) -> ExchangeResult:
         """Take part in one exchange, from reading the replica to writing into it, and wait for it; the arguments are
         those of :meth:`give`."""
@@ -341,7 +340,6 @@ class Replica:
         mean.copy_(outcome)
         return middle
 
-    # ---------------------------------------------------------------- an outcome that enters some steps later
     def hold(self, change: Tensor) -> None:
         """Keep the change that :meth:`enter` adds: shape (size,), or (trained,) for the parameters only."""
         less = self.flat.size - len(change)

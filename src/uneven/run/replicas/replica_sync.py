@@ -89,7 +89,6 @@ class ReplicaSync(NoSync):
     def threads(self, threads: int) -> None:
         self.ledger.threads = threads
 
-    # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
         """Return the policy's plan for the next step, ``ahead`` steps after the counted ones.
         Raises :class:`ConfigError` if it holds something that is not supported."""
@@ -198,7 +197,6 @@ class ReplicaSync(NoSync):
     def exchanging(self) -> bool:
         return self._thread.exchanging
 
-    # ---------------------------------------------------------------- carrying out orders
     def _follow(self, instructions: Iterable[Instruction]) -> bool:
         """Carry out instructions; return whether a delayed outcome has entered."""
         entered = False
@@ -306,7 +304,6 @@ class ReplicaSync(NoSync):
             if not finite:
                 self._on_nonfinite()
 
-    # ---------------------------------------------------------------- workers that leave and join
     def members_changed(self, members: Members, generation: int) -> None:
         here = self._rank in self.ledger.plans.members  # a newcomer is given the state of the others later
         alone = here and self._replica.moves and not self.ledger.in_regions
@@ -360,7 +357,6 @@ class ReplicaSync(NoSync):
             self._begun = True
             self.ledger.forget()
 
-    # ---------------------------------------------------------------- the model that counts
     @contextmanager
     def evaluation_model(self) -> Iterator[None]:
         self._begin()
@@ -412,7 +408,6 @@ class ReplicaSync(NoSync):
             self._rest(order)
         self.write_down()
 
-    # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self._thread.arrive()
         centre = self.ledger.plans.policy.evaluation_model is EvaluationModel.CENTRE and self._barrier is None

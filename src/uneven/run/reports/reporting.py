@@ -79,7 +79,6 @@ class Reports:
         self.books = StepAccounting(self._context.rank, self._context.scribe, device)
         self._kind = kind_of(device)
 
-    # ---------------------------------------------------------------- before the loop
     def start(
         self, loader: BalancedLoader | DrawnSteps, min_batch: int | None, max_batch: int | None, **same: Any
     ) -> None:
@@ -222,7 +221,6 @@ class Reports:
             )
         return self.microbatch if self._fits is None else self._fits  # type: ignore[return-value] # else it is a number
 
-    # ---------------------------------------------------------------- members that come and go
     def introduction(self) -> dict[str, Any]:
         assert self._agreed is not None
         return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0], "kind": self._kind}
@@ -259,7 +257,6 @@ class Reports:
             self._agreed.balancer.profiled(self._profiles)
         self._slow.take_over(state["slow"])
 
-    # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
         """Call for reports in the exchange of gradients that is about to start, if this worker's speed has changed."""
         if self.words is not None and self._slow is not None:
@@ -294,7 +291,6 @@ class Reports:
         if self._slow is not None:
             self.books.read(self._slow)
 
-    # ---------------------------------------------------------------- the split
     def shares(self, iteration: int) -> tuple[int, ...]:
         assert self._slow is not None
         return self._slow.shares(iteration)
@@ -308,7 +304,6 @@ class Reports:
         """Return whether no further split will be decided."""
         return self._slow is not None and not self._slow.adapts and not self._context.participants.changes
 
-    # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self) -> dict[str, Any]:
         self.read()
         return self._slow.state_dict() if self._slow is not None else {}

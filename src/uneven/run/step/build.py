@@ -69,7 +69,6 @@ from uneven.runtime.world import World
 Members = tuple[int, ...]
 
 
-# -------------------------------------------------------------------- the other workers
 def connected(world: World, policy: SyncPolicy, balancer: Balancer, config: RunConfig) -> Connection:
     """Connect to the other workers. Raises ConfigError if an elastic run does not support the settings."""
     if world.elastic is None:
@@ -99,7 +98,6 @@ def rounds_of(context: Context) -> ElasticCommunicator | None:
     return context.participants.rounds if isinstance(context.participants, ElasticRun) else None
 
 
-# -------------------------------------------------------------------- samples that workers take asynchronously
 def own_pace_of(context: Context) -> OwnPace | None:
     """Return the shared state of workers that take samples asynchronously; None if all take the same steps."""
     ahead, timeout_s = asks_ahead(context.policy), context.config.timeout_s
@@ -136,7 +134,6 @@ def _by_server(context: Context) -> bool:
     return by_server(context.policy, context.members, context.sites)
 
 
-# -------------------------------------------------------------------- exchanges of replicas
 def exchanging(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> NoSync:
@@ -371,7 +368,6 @@ def _replica(context: Context, model: nn.Module, *, on_host: bool) -> Replica:
     return Replica(model, on_host=on_host)
 
 
-# -------------------------------------------------------------------- exchanges of gradients
 def gradients_by(
     context: Context,
     out: Outlook,

@@ -88,7 +88,6 @@ class _CodeReader:
             return package in self._packages
         return FOLDER not in Path(file).parents and not {"site-packages", "dist-packages"} & {*Path(file).parts}
 
-    # ---------------------------------------------------------------- code
     def _function(self, function: FunctionType, depth: int) -> str:
         scope, code = function.__globals__, function.__code__
         name = f"function {scope.get('__name__')}.{code.co_qualname}"
@@ -145,7 +144,6 @@ class _CodeReader:
                 if spec is not None and (code := spec.loader.get_code(one)) is not None:
                     self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
 
-    # ---------------------------------------------------------------- values
     def _text(self, value: Any, depth: int = 0) -> str:
         """Return a value as text; one that is nested too deeply, or follows too many others, counts by its type."""
         self._left -= 1

@@ -129,7 +129,6 @@ class PeerMessages:
             self._guard.close()
             self._context.destroy()
 
-    # ---------------------------------------------------------------- sockets
     def _listen(self, public: bytes, secret: bytes, meeting: str | None, most_bytes: int) -> str:
         self._in.curve_publickey, self._in.curve_secretkey = public, secret
         self._in.curve_server, self._in.zap_domain = True, _DOMAIN
@@ -154,7 +153,6 @@ class PeerMessages:
         status, text = (b"200", b"") if known else (b"400", b"not a key of this run")
         self._guard.send_multipart([b"1.0", request, status, text, b"" if rank is None else b"%d" % rank, b""])
 
-    # ---------------------------------------------------------------- messages
     def _all_say(self, word: bytes) -> None:
         """Send a control message to all peers, and wait for it from all of them."""
         for peer, out in self._out.items():

@@ -95,7 +95,6 @@ class SearchCore:
         self.learnt += len(results)
         self.note({"event": "learn", "results": [[dict(params), score] for params, score in results]})
 
-    # ---------------------------------------------------------------- scheduling
     def start(self) -> TrialRecord | None:
         """Start the next trial and return it, or None if none is to be started now."""
         if self.target_by is not None:
@@ -155,7 +154,6 @@ class SearchCore:
         self.trials.append(one)
         self.scheduler.added(one.number, one.params)
 
-    # ---------------------------------------------------------------- results
     def reported(self, trial: int, t: float, metric: float | None, more: Mapping[str, Any] | None = None) -> Ruling:
         """Process a running trial's report and return the decision. `metric` is None if the report had none."""
         one = self.trials[trial]
@@ -312,7 +310,6 @@ class SearchCore:
             )
         return one.params[name]
 
-    # ---------------------------------------------------------------- commands of the user
     def stop(self, trial: int) -> str:
         """Stop a trial at its next report, or now if it does not run. Return the effect in words."""
         one = self.known(trial)
@@ -365,7 +362,6 @@ class SearchCore:
                 one.status, one.why = TrialStatus.TERMINATED, f"{one.why}; not resumed" if one.why else cut
                 self._queues.out(one.number)
 
-    # ---------------------------------------------------------------- replay
     def apply(self, event: Happened) -> None:
         """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently now."""
         trial = event.get("trial", -1)

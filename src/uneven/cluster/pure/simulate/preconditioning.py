@@ -192,7 +192,6 @@ class VirtualPreconditioner:
             for rank, them in sorted(self._sums.items())
         )
 
-    # ----------------------------------------------------------------
     def _check(self, worker: Worker, members: tuple[int, ...]) -> None:
         averaged = any(
             one.payload is Payload.GRADIENT and one.via is Via.GROUP and one.members == members

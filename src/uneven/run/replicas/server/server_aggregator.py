@@ -107,7 +107,6 @@ class ServerAggregator(Aggregator):
                 self.copy.follow(due)
         self._following = True
 
-    # ---------------------------------------------------------------- an exchange
     def gives(self, order: Order, background: bool) -> Tensor | None:
         """Lease the samples of an update, and raise :class:`ConfigError` if the shards would compute another outer
         step than the merge."""
@@ -163,7 +162,6 @@ class ServerAggregator(Aggregator):
     def rejoin(self, waits: int) -> None:
         self.copy.follow(waits)  # the copy has not changed, and this worker continues from it
 
-    # ---------------------------------------------------------------- the samples of this worker
     def more(self) -> bool:
         sampler = self._own_pace.counter.sampler
         return sampler is not None and sampler.more()
@@ -178,7 +176,6 @@ class ServerAggregator(Aggregator):
         self._following = False
         self.copy.client.through(part.epoch + 1)
 
-    # ---------------------------------------------------------------- the end of an epoch, an evaluation, the end
     def settles(self) -> bool:
         return not self.copy.begun
 
@@ -218,7 +215,6 @@ class ServerAggregator(Aggregator):
         finally:
             self._home.close(self._own_pace.shutdown, self._home.timeout_s, failed=failed)
 
-    # ---------------------------------------------------------------- checkpoints
     def state(
         self, numbers: dict[str, Any], rates: dict[str, float], *, shown: bool
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

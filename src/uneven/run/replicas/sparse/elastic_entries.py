@@ -109,7 +109,6 @@ class ElasticEntries(UnsentMovement):
         stays = any(said.get(one, LEAVING) != LEAVING for one in self._party)
         return stays or self._emptied or self._rank != self._party[0]
 
-    # ---------------------------------------------------------------- an exchange
     def meet(self, exchange: Exchange, moved: Moved) -> ExchangeResult:
         own, movement, finite = self._moved(moved)
         assert self._sums is not None

@@ -354,7 +354,6 @@ class EntriesExchange(UnsentMovement):
             message = self._post.receive(rank)
         return self._read(place, message, clock, size).picked
 
-    # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:
         sent_bytes = 0
         for place, party in enumerate(self.parties):

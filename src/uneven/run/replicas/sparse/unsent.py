@@ -128,7 +128,6 @@ class UnsentMovement:
     def close(self, failed: bool) -> None:
         """Release everything. Raises :class:`PeerError` if a worker has failed."""
 
-    # ----------------------------------------------------------------
     def _begin_with(self, base: torch.Tensor, held: torch.Tensor | None = None) -> None:
         """Measure from ``base``, shape (size,), on; ``held`` of the same shape waits."""
         self._base = base

@@ -57,7 +57,6 @@ class LeasedSamples(StoredSampleCounter):
         self._books: dict[str, str] = {}  # as last seen
         self._gone: dict[int, int] = {}  # worker → its last update that arrived
 
-    # ---------------------------------------------------------------- this worker's samples
     def learnt(self, part: Portion) -> None:
         """Record that this worker has trained on a batch, and no other worker has its update yet."""
         with self._lock:
@@ -104,7 +103,6 @@ class LeasedSamples(StoredSampleCounter):
     def _noted(self) -> tuple[str, str]:
         return self._key_of(self._store.rank), self._holding.text()
 
-    # ---------------------------------------------------------------- members
     def members(self, iteration: int) -> Members:
         return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
 
@@ -144,7 +142,6 @@ class LeasedSamples(StoredSampleCounter):
             self._note()
         self.lost(self._store.rank, holding.update)
 
-    # ---------------------------------------------------------------- the end of an epoch
     def waiting(self, iteration: int) -> int:
         """Wait for the end of the epoch; return 1 when samples are requeued, 0 when all updates have arrived.
 
@@ -186,7 +183,6 @@ class LeasedSamples(StoredSampleCounter):
         others = self._holdings_of_others().values()
         return any(it.update > self._holding.update and not self._waits_for_me(it) for it in others)
 
-    # ---------------------------------------------------------------- as the counter
     def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
         found: list[Run | None] = []
 
@@ -229,7 +225,6 @@ class LeasedSamples(StoredSampleCounter):
     def adopt(self, state: int) -> None:
         self._lives = state
 
-    # ---------------------------------------------------------------- the store
     def _change(
         self, epoch: int, change: Callable[[SampleLeases], SampleLeases], life: int | None = None
     ) -> SampleLeases:

@@ -55,7 +55,6 @@ class StoredSampleCounter:
     def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
         return self._known.get(epoch)
 
-    # ---------------------------------------------------------------- at a barrier of all
     def held(self) -> dict[str, Any]:
         """Return the counters this worker has read and its runs not trained on, as JSON-able data.
 
@@ -85,7 +84,6 @@ class StoredSampleCounter:
         """Drop the reports, because workers take samples again."""
         self._known, self.least = {}, None
 
-    # ---------------------------------------------------------------- the end
     def stop(self) -> None:
         """Stop taking samples; reading a counter still works."""
         self._stopped = True
