@@ -136,7 +136,3 @@ registry.find_outside = plugins.find
 show_messages()
 
 __getattr__ = lazy(__name__, _HOMES, modules=("balance", "sync"))
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))

@@ -55,7 +55,3 @@ _HOMES = {
 }
 # Names are imported on first use, so that planning does not import torch.
 __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))

@@ -83,7 +83,3 @@ _HOMES = {
 }
 need("focus", "av", "scipy")
 __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))

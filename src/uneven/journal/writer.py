@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from uneven.errors import JournalError
 from uneven.journal.reader import rank_path, rank_paths
@@ -86,12 +85,7 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -210,7 +204,5 @@ class ManyWriters:
     def __enter__(self) -> "ManyWriters":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()

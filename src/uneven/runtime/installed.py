@@ -11,22 +11,23 @@ from uneven.errors import ConfigError, install_hint
 
 
 def lazy(package: str, homes: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return a function for a package's ``__getattr__``.
+    """Return a function for a package's ``__getattr__``, and let ``dir`` list the same names.
 
     Args:
         homes: full names of modules → their names that the package exports.
         modules: modules of the package that it exports.
     """
     home = {name: module for module, names in homes.items() for name in names}
+    here = vars(sys.modules[package])
+    here["__dir__"] = lambda: sorted({*here, *home, *modules})
 
     def found(name: str) -> Any:
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-        value = getattr(importlib.import_module(home[name]), name)
-        setattr(sys.modules[package], name, value)
-        return value
+        here[name] = getattr(importlib.import_module(home[name]), name)
+        return here[name]
 
     return found
 

@@ -77,7 +77,3 @@ def _optuna_pruner(inner: str = "median") -> "OptunaPruner":
 
 _searchers.register("optuna", _optuna_search)
 _schedulers.register("optuna", _optuna_pruner)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 from uneven.errors import ConfigError, LaunchError
@@ -105,9 +104,7 @@ class Throttle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, **command: Any) -> dict[str, Any]:
