@@ -3,13 +3,16 @@
 import ast
 import importlib
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from queue import Queue
+from typing import Any, TypeVar, TypeVarTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -29,7 +32,8 @@ def public() -> dict[str, dict[str, dict[str, Any]]]:
         names = found.setdefault(page.name, {})
         for kind, name, listed in ENTRY.findall(page.read_text()):
             try:
-                objects = members(name) if kind == "module" else {name: named(name)}
+                with patch.dict(os.environ):  # Lightning sets a variable when it is imported
+                    objects = members(name) if kind == "module" else {name: named(name)}
             except ModuleNotFoundError:
                 continue
             names |= {key: dict(parts(key, one, re.findall(r"\w+", listed))) for key, one in objects.items()}
@@ -39,7 +43,8 @@ def public() -> dict[str, dict[str, dict[str, Any]]]:
 def members(name: str) -> dict[str, Any]:
     module = importlib.import_module(name)
     own = [key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name]
-    return {f"{name}.{key}": getattr(module, key) for key in getattr(module, "__all__", own)}
+    found = {f"{name}.{key}": getattr(module, key) for key in getattr(module, "__all__", own)}
+    return {key: one for key, one in found.items() if not isinstance(one, TypeVar | TypeVarTuple)}
 
 
 def named(name: str) -> Any:
@@ -48,15 +53,24 @@ def named(name: str) -> Any:
 
 
 def parts(name: str, one: Any, listed: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """The object, and the public methods and properties of a class, or those that the page lists."""
+    """The object, and the public methods and properties of a class, or those that the page lists.
+
+    Another package describes a method that overrides one of its methods without a docstring.
+    """
     yield name, one
     if inspect.isclass(one) and one.__module__.startswith("uneven"):
         for key in listed or vars(one):
             member = inspect.getattr_static(one, key)
-            if key[0] != "_" and (
-                inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
-            ):
+            found = inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
+            if key[0] != "_" and found and not described_elsewhere(one, key, member.__doc__):
                 yield f"{name}.{key}", getattr(one, key)
+
+
+def described_elsewhere(one: type, key: str, text: str | None) -> bool:
+    """Whether another package's class has this method, and the same text or the only one; also one next to a mixin."""
+    bases = {base for kind in (one, *one.__subclasses__()) for base in inspect.getmro(kind)}
+    theirs = [vars(base)[key] for base in bases if key in vars(base) and not base.__module__.startswith("uneven")]
+    return any(text in (None, method.__doc__) for method in theirs)
 
 
 def summary(name: str, one: Any, _: str) -> bool:
@@ -64,15 +78,19 @@ def summary(name: str, one: Any, _: str) -> bool:
     return not documented or re.match(r"[A-Z`:]", inspect.getdoc(one) or "") is not None
 
 
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def arguments(name: str, one: Any, _: str) -> bool:
     """Whether the docstrings name each argument, or a field has a comment or a docstring."""
     if isinstance(one, property) or not callable(one) or exempt(one):
         return True
-    names = [*(one.__members__ if is_enum(one) else inspect.signature(one).parameters)]
+    given = inspect.signature(one).parameters.values()
+    names = [*(one.__members__ if is_enum(one) else (each.name for each in given if each.kind not in VARIABLE))]
     described = [one, *makers(one)] if inspect.isclass(one) else [one]
     text = "".join(inspect.getdoc(each) or "" for each in described)
     known = {*re.findall(r"\w+", text), *(fields(one) if inspect.isclass(one) else ())}
-    return all(key in known for key in names if key not in ("self", "args", "kwargs") and key[0] != "_")
+    return all(key in known for key in names if key != "self" and key[0] != "_")
 
 
 def makers(one: type) -> Iterator[Any]:
@@ -179,6 +197,21 @@ class Undocumented:
             raise ValueError(size)
 
     def go(self) -> None: ...
+
+
+class Mixin:
+    """Overrides a method of a class that stands next to it."""
+
+    def put(self, item: object) -> None: ...
+    def go(self) -> None: ...
+
+
+class Mixed(Mixin, Queue): ...
+
+
+def test_a_method_of_another_package_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mixin, "__module__", "uneven.mixin")
+    assert [name for name, _ in parts("Mixin", Mixin, ())] == ["Mixin", "Mixin.go"]
 
 
 def test_what_is_missing_is_seen() -> None:

@@ -23,7 +23,9 @@ def prepare(
 def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
     session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any
 ) -> Any:
-    """Pass the model to the session and to Accelerate, which does not wrap it in ``DistributedDataParallel``.
+    """Pass the model to the session and to Accelerate, which does not wrap it in ``DistributedDataParallel``::
+
+        model, optimizer = prepare(session, Accelerator(), model, optimizer)
 
     The loader remains the session's. To accumulate gradients use ``session.no_sync()``, not ``accelerator.accumulate``.
 

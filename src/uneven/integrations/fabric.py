@@ -41,7 +41,9 @@ def prepare(
 def prepare(  # type: ignore[misc] # mypy does not match it with TypeVarTuples
     session: Session, fabric: Fabric, model: nn.Module, *optimizers: torch.optim.Optimizer
 ) -> Any:
-    """Pass the model and its optimizers to the session and to Fabric; return them as Fabric wraps them.
+    """Pass the model and its optimizers to the session and to Fabric; return them as Fabric wraps them::
+
+        model, optimizer = prepare(session, Fabric(devices=1), model, optimizer)
 
     After it, Fabric knows the session's workers: ``global_rank``, ``is_global_zero``, ``save``, ``all_reduce``, ….
 

@@ -24,7 +24,7 @@ from uneven.run.session import Session
 _STATE = "uneven"  # key of the session's state in each checkpoint
 
 
-class SessionEnvironment(ClusterEnvironment):
+class _SessionEnvironment(ClusterEnvironment):
     """The ``ClusterEnvironment`` of a session, whose workers an external launcher has started."""
 
     creates_processes_externally = True
@@ -80,6 +80,7 @@ class BalancedStrategy(DDPStrategy):
 
     Args:
         session: a new one if None; a ``LightningDataModule`` finds it as ``self.trainer.strategy.session``.
+        find_unused_parameters, bucket_cap_mb: as for ``DistributedDataParallel``.
 
     Raises:
         ConfigError: in ``fit``, if the run is elastic, some training batches are not the session's, or the module uses
@@ -96,7 +97,7 @@ class BalancedStrategy(DDPStrategy):
         bucket_cap_mb: float | None = None,
     ) -> None:
         self.session = Session() if session is None else session
-        super().__init__(cluster_environment=SessionEnvironment(self.session))
+        super().__init__(cluster_environment=_SessionEnvironment(self.session))
         self._how: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, "bucket_cap_mb": bucket_cap_mb}
         self._step: _TrainingStep | None = None
         self._epochs: CountedEpochs | None = None

@@ -27,7 +27,9 @@ _IN_BACKWARD = ("lomo", "adalomo")  # Optimizers that step inside the backward p
 
 
 class Balanced:
-    """A mixin that makes a Trainer train on unequal parts: ``class Ours(Balanced, SFTTrainer)``.
+    """A mixin that makes a Trainer train on unequal parts::
+
+        class BalancedSFTTrainer(Balanced, SFTTrainer): ...
 
     ``per_device_train_batch_size`` times the number of workers is the global batch, as without it; each worker takes a
     part that fits its speed. The weight of a loss over tokens is the number of tokens whose ``labels`` are not -100, of
@@ -103,7 +105,8 @@ class Balanced:
         return optimizer
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and this worker's divisor of their loss, an integer scalar tensor or None."""
+        """Return the ``num_batches`` batches of a step from ``epoch_iterator``, and this worker's divisor of the loss.
+        It is an integer scalar tensor on ``device``, or None."""
         trainer: Any = self
         batches, counted = [], []
         for batch in islice(epoch_iterator, num_batches):
@@ -120,7 +123,8 @@ class Balanced:
         return batches, items.clamp(min=1)
 
     def loss_count(self, inputs: dict[str, Any]) -> float | None:
-        """Return this worker's divisor of the loss; None if it is the number of samples."""
+        """Return this worker's divisor of the loss of a batch, the ``inputs`` of the model; None if it is the number of
+        samples."""
         labels = inputs.get("labels")
         if self._items is not None:
             return self._items
@@ -130,7 +134,8 @@ class Balanced:
         return float((labels[..., 1:] if shifted else labels).ne(-100).sum())
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
-        """Return a scalar loss whose mean over workers is the mean over the global batch."""
+        """Return a scalar loss of ``model`` on a batch, its ``inputs``. The mean over the workers is the mean over the
+        global batch."""
         # Where replicas are averaged, each steps on the mean over its own tokens, and counts by its samples.
         count = self.loss_count(inputs) if self._gradients else None
         with nullcontext() if count is None else self.session.loss_mean(count):
@@ -194,7 +199,13 @@ class Balanced:
 
 
 class Trainer(Balanced, transformers.Trainer):
-    """``transformers.Trainer`` on unequal parts; see :class:`Balanced`."""
+    """``transformers.Trainer`` on unequal parts::
+
+        trainer = Trainer(model, arguments, train_dataset=train)
+        trainer.train()
+
+    See :class:`Balanced`.
+    """
 
 
 _REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
