@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from uneven.cli.options import option
 
 
 class Form(StrEnum):
@@ -18,10 +18,7 @@ class Form(StrEnum):
     JSON = "json"
 
 
-Format = Annotated[
-    Form,
-    typer.Option("--format", metavar="text|json", help="Form of the answer. JSON is alone on the standard output."),
-]
+Format = Annotated[Form, option("text|json", "Form of the answer. JSON is alone on the standard output.", "--format")]
 
 
 def write(answer: Any) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from uneven.cli import answer
+from uneven.cli.options import switch
 from uneven.cluster.emulate import capabilities, emulation_state
 from uneven.cluster.emulate.pure.requirements import Able
 from uneven.errors import ConfigError, install_hint
@@ -63,9 +64,9 @@ class TorchFacts:
 
 def doctor(
     form: answer.Format = answer.Form.TEXT,
-    clean: bool = typer.Option(
-        False, "--clean", help="Only remove and list the leftovers of a killed `uneven emulate`."
-    ),
+    clean: Annotated[
+        bool, switch("Only remove and list the leftovers of a killed `uneven emulate`.", "--clean")
+    ] = False,
 ) -> None:
     """Report the abilities and limits of this machine.
 

@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-import typer
-
 from uneven.cli import complete, options
 from uneven.cli.help import first
+from uneven.cli.options import argument, option, switch
 from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
 from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
@@ -24,30 +23,26 @@ _CLUSTER = "Cluster"
     *("--balance", "--sync", "--seed", "--config", "--run-dir"),
 )
 def command(
-    cluster: Annotated[
-        str, typer.Argument(metavar="CLUSTER", help=options.DESCRIBED, autocompletion=complete.clusters)
-    ],
-    target: Annotated[
-        list[str], typer.Argument(metavar="-- SCRIPT [ARG]…", help="Script to run, with its own arguments after it.")
-    ],
+    cluster: Annotated[str, argument("CLUSTER", options.DESCRIBED, autocompletion=complete.clusters)],
+    target: Annotated[list[str], argument("-- SCRIPT [ARG]…", "Script to run, with its own arguments after it.")],
     module: options.Module = False,
     leave_out: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            rich_help_panel=_CLUSTER,
-            help="Key to leave out: latency_s, up_bit_per_s, memory_bytes, load, links, events, … Repeatable.",
+        option(
+            "KEY",
+            "Key to leave out: latency_s, up_bit_per_s, memory_bytes, load, links, events, … Repeatable.",
+            panel=_CLUSTER,
         ),
     ] = None,
     unprivileged: Annotated[
-        bool, typer.Option("--unprivileged", rich_help_panel=_CLUSTER, help="Act as an ordinary user, also as root.")
+        bool, switch("Act as an ordinary user, also as root.", "--unprivileged", panel=_CLUSTER)
     ] = False,
     ready_within: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS",
-            rich_help_panel=_CLUSTER,
-            help="Apply the description when every worker trains, or at the latest after this time.",
+        option(
+            "SECONDS",
+            "Apply the description when every worker trains, or at the latest after this time.",
+            panel=_CLUSTER,
         ),
     ] = READY_WITHIN_S,
     elastic: options.ElasticBounds = None,

@@ -8,7 +8,7 @@ import typer
 
 from uneven.cli import answer
 from uneven.cli.help import group, verb
-from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, devices_named, trackers
+from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, argument, devices_named, option, trackers
 from uneven.errors import ConfigError
 from uneven.fleet.pure.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 app = group("Train many models together on shared data.")
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A TOML file that names members and data.", show_default=False)
-]
+File = Annotated[Path, argument("FILE", "A TOML file that names members and data.")]
 
 
 @verb(app, "run")
@@ -33,16 +31,15 @@ def run(
     run_dir: FolderOf = None,
     batch_rule: Annotated[
         BatchRule,
-        typer.Option(
+        option(
+            "|".join(one.value for one in BatchRule),
+            "Global batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
             "--batch-rule",
-            metavar="|".join(one.value for one in BatchRule),
-            help="Global batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
         ),
     ] = BatchRule.KEEP,
     engine: Engine = "local",
     step_timeout: Annotated[
-        float,
-        typer.Option("--step-timeout", metavar="SECONDS", help="Longest time of one sample, step or factory."),
+        float, option("SECONDS", "Longest time of one sample, step or factory.", "--step-timeout")
     ] = TIMEOUT_S,
     report: Page = None,
     log_to: LogTo = None,

@@ -10,7 +10,7 @@ import typer
 
 from uneven.cli import answer
 from uneven.cli.help import first, group, verb
-from uneven.cli.options import Engine
+from uneven.cli.options import Engine, argument, option, switch
 from uneven.errors import ConfigError, access
 from uneven.policy.core.printable import printable
 from uneven.policy.core.tables import located
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 app = group("Find things in recorded video: cheap at ingest, exact at query.")
 
-Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `uneven focus ingest` has written.")]
-TruthName = Annotated[
-    str, typer.Option("--truth", metavar="MODULE:NAME", help="Expensive network, or a function that returns it.")
-]
-Side = Annotated[int, typer.Option("--side", metavar="PIXELS", help="Side of the square images for the network.")]
+Folder = Annotated[Path, argument("INDEX", "Folder that `uneven focus ingest` has written.")]
+TruthName = Annotated[str, option("MODULE:NAME", "Expensive network, or a function that returns it.", "--truth")]
+Side = Annotated[int, option("PIXELS", "Side of the square images for the network.", "--side")]
 
 
 @verb(app, "ingest")
@@ -35,44 +33,30 @@ Side = Annotated[int, typer.Option("--side", metavar="PIXELS", help="Side of the
     *("--per-s", "--sample-s", "--follow", "--engine", "--cores"),
 )
 def ingest(
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO…", help="Files, or addresses such as rtsp://CAMERA.")],
+    videos: Annotated[list[str], argument("VIDEO…", "Files, or addresses such as rtsp://CAMERA.")],
     truth: TruthName,
-    into: Annotated[Path, typer.Option(metavar="INDEX", help="Folder for the index.")] = Path("index"),
-    recall: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the frames with a class that a query must return.")
-    ] = 0.99,
-    precision: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the returned frames that must show the class.")
-    ] = 0.99,
-    policy: Annotated[
-        str, typer.Option(metavar="balance|opt-ingest|opt-query", help="Goal of the settings.")
-    ] = "balance",
+    into: Annotated[Path, option("INDEX", "Folder for the index.")] = Path("index"),
+    recall: Annotated[float, option("SHARE", "Share of the frames with a class that a query must return.")] = 0.99,
+    precision: Annotated[float, option("SHARE", "Share of the returned frames that must show the class.")] = 0.99,
+    policy: Annotated[str, option("balance|opt-ingest|opt-query", "Goal of the settings.")] = "balance",
     confidence: Annotated[
         float,
-        typer.Option(
-            metavar="SHARE",
-            help="Required confidence that the sample supports the settings; 0 trusts the sample and costs less.",
+        option(
+            "SHARE", "Required confidence that the sample supports the settings; 0 trusts the sample and costs less."
         ),
     ] = 0.5,
-    per_s: Annotated[
-        float, typer.Option("--per-s", metavar="N", help="Frames to examine in each second of video.")
-    ] = 1.0,
+    per_s: Annotated[float, option("N", "Frames to examine in each second of video.", "--per-s")] = 1.0,
     sample_s: Annotated[
-        float, typer.Option("--sample-s", metavar="SECONDS", help="Length of the video that chooses the settings.")
+        float, option("SECONDS", "Length of the video that chooses the settings.", "--sample-s")
     ] = 1800,
     same: Annotated[
-        float | None,
-        typer.Option(
-            metavar="LEVELS", help="Examine an object once if it changes less than this between frames, of 255."
-        ),
+        float | None, option("LEVELS", "Examine an object once if it changes less than this between frames, of 255.")
     ] = None,
-    starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day when the videos start.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Follow files that still grow.")] = False,
+    starts: Annotated[str | None, option("HH:MM", "Time of day when the videos start.")] = None,
+    follow: Annotated[bool, switch("Follow files that still grow.", "--follow")] = False,
     side: Side = 64,
     engine: Engine = "local",
-    cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of cores for ingest. [default: all]", show_default=False)
-    ] = None,
+    cores: Annotated[int | None, option("N", "Number of cores for ingest. [default: all]")] = None,
 ) -> None:
     """Index videos, so that they can be searched for objects.
 
@@ -116,18 +100,14 @@ def ingest(
 @verb(app, "query")
 def query(
     index: Folder,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="Class to find; with --words, a description.")],
-    truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="Expensive network of the ingest.")] = None,
-    between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Time of day, or seconds (10-20).")] = None,
-    stream: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Search this stream only. Repeatable.")
-    ] = None,
+    name: Annotated[str, argument("CLASS", "Class to find; with --words, a description.")],
+    truth: Annotated[str | None, option("MODULE:NAME", "Expensive network of the ingest.")] = None,
+    between: Annotated[str | None, option("08:00-09:00", "Time of day, or seconds (10-20).")] = None,
+    stream: Annotated[list[str] | None, option("NAME", "Search this stream only. Repeatable.")] = None,
     words: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="A focus.Embedding, which compares pictures with texts.")
+        str | None, option("MODULE:NAME", "A focus.Embedding, which compares pictures with texts.")
     ] = None,
-    most: Annotated[
-        int, typer.Option(min=1, metavar="N", help="With --words: number of groups of objects, nearest first.")
-    ] = 20,
+    most: Annotated[int, option("N", "With --words: number of groups of objects, nearest first.", min=1)] = 20,
     side: Side = 64,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
@@ -174,12 +154,10 @@ def query(
 @verb(app, "tune")
 def tune(
     index: Folder,
-    video: Annotated[str, typer.Argument(metavar="VIDEO", help="Fresh video of a stream of the index.")],
+    video: Annotated[str, argument("VIDEO", "Fresh video of a stream of the index.")],
     truth: TruthName,
-    sample_s: Annotated[
-        float, typer.Option("--sample-s", metavar="SECONDS", help="Length of the video to examine.")
-    ] = 1800,
-    check: Annotated[bool, typer.Option("--check", help="Check the targets only, change no settings.")] = False,
+    sample_s: Annotated[float, option("SECONDS", "Length of the video to examine.", "--sample-s")] = 1800,
+    check: Annotated[bool, switch("Check the targets only, change no settings.", "--check")] = False,
     side: Side = 64,
 ) -> None:
     """Check a stream's settings on fresh video.
@@ -204,7 +182,7 @@ def tune(
 @verb(app, "watch")
 def watch(
     index: Folder,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")] = 1.0,
+    every: Annotated[float, option("SECONDS", "Time between updates.", min=0.1)] = 1.0,
 ) -> None:
     """Show the progress of an ingest.
 
@@ -232,14 +210,9 @@ def watch(
 @verb(app, "report")
 def report(
     index: Folder,
-    page: Annotated[Path, typer.Option("--report", metavar="FILE", help="HTML file to write.")] = Path("focus.html"),
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stream. [default: the first]", show_default=False)
-    ] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option("--class", metavar="CLASS", help="Show this class only. Repeatable.", show_default=False),
-    ] = None,
+    page: Annotated[Path, option("FILE", "HTML file to write.", "--report")] = Path("focus.html"),
+    stream: Annotated[str | None, option("NAME", "Stream. [default: the first]")] = None,
+    name: Annotated[list[str] | None, option("CLASS", "Show this class only. Repeatable.", "--class")] = None,
 ) -> None:
     """Write an HTML report of an index.
 

@@ -3,50 +3,33 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from uneven.cli import answer, complete
 from uneven.cli.help import group, verb
-from uneven.cli.options import DESCRIBED
+from uneven.cli.options import DESCRIBED, argument, option
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 
 app = group("Partition graphs for full-batch training on several workers.")
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `uneven graph partition` has written.")]
+Folder = Annotated[Path, argument("FOLDER", "Folder that `uneven graph partition` has written.")]
 
 
 @verb(app, "partition")
 def partition(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Edges as a text file, or an .npz with edge_index and optional x, y and masks."
-        ),
+        Path, argument("FILE", "Edges as a text file, or an .npz with edge_index and optional x, y and masks.")
     ],
-    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
-    parts: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of parts. [default: one for each capacity]")
-    ] = None,
-    capacities: Annotated[
-        str | None, typer.Option(metavar="4,2,1", help="Capacity of each worker, in any unit. [default: equal]")
-    ] = None,
+    directory: Annotated[Path, argument("FOLDER", "Folder to write.")],
+    parts: Annotated[int | None, option("N", "Number of parts. [default: one for each capacity]")] = None,
+    capacities: Annotated[str | None, option("4,2,1", "Capacity of each worker, in any unit. [default: equal]")] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            metavar="CLUSTER",
-            help="Cluster whose cores and memory are the capacities.",
-            autocompletion=complete.clusters,
-        ),
+        option("CLUSTER", "Cluster whose cores and memory are the capacities.", autocompletion=complete.clusters),
     ] = None,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="One of ne, libra, hdrf, dbh, random; metis (extra graph).")
-    ] = "ne",
-    beta: Annotated[float, typer.Option(metavar="EDGES", help="Cost of one vertex in all layers, in edges.")] = 10.0,
-    features: Annotated[int | None, typer.Option(help="Keep the N most frequent features only.", metavar="N")] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the first vertices of parts, or of the stream order.")
-    ] = 0,
+    method: Annotated[str, option("NAME", "One of ne, libra, hdrf, dbh, random; metis (extra graph).")] = "ne",
+    beta: Annotated[float, option("EDGES", "Cost of one vertex in all layers, in edges.")] = 10.0,
+    features: Annotated[int | None, option("N", "Keep the N most frequent features only.")] = None,
+    seed: Annotated[int, option("N", "Seed of the first vertices of parts, or of the stream order.")] = 0,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Partition a graph, with a part for each worker.
@@ -95,18 +78,13 @@ def inspect(directory: Folder, form: answer.Format = answer.Form.TEXT) -> None:
 @verb(app, "forecast")
 def forecast(
     directory: Folder,
-    cluster: Annotated[
-        str, typer.Argument(metavar="CLUSTER", help=DESCRIBED, autocompletion=complete.clusters, show_default=False)
-    ],
+    cluster: Annotated[str, argument("CLUSTER", DESCRIBED, autocompletion=complete.clusters)],
     layers: Annotated[
-        str | None,
-        typer.Option(metavar="602,64,10", help="Widths of the model. [default: features, 64, classes of the graph]"),
+        str | None, option("602,64,10", "Widths of the model. [default: features, 64, classes of the graph]")
     ] = None,
     core: Annotated[
         str | None,
-        typer.Option(
-            metavar="80,10", help="Throughput of a core: matmul Gflop/s, 10⁹ additions/s. [default: as measured here]"
-        ),
+        option("80,10", "Throughput of a core: matmul Gflop/s, 10⁹ additions/s. [default: as measured here]"),
     ] = None,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:

@@ -5,30 +5,21 @@ import threading
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from uneven.cli import answer
+from uneven.cli.options import argument, option, switch
 from uneven.errors import ConfigError
 
 _PORT = 29550  # of runtime.link_probe, which is imported later
 
 
 def command(
-    host: Annotated[
-        str | None, typer.Argument(metavar="[HOST]", help="The listening machine.", show_default=False)
-    ] = None,
-    listen: Annotated[bool, typer.Option("--listen", help="Answer another machine, until Ctrl-C.")] = False,
-    address: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="With --listen: address of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", help="Port of the listener.", min=0, max=65535)] = _PORT,
-    flows: Annotated[int, typer.Option(metavar="N", help="Connections at the same time.", min=1, max=32)] = 8,
-    seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Duration of each of four transfers.", min=0.1, max=60.0)
-    ] = 2.0,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time to wait for the other machine.", min=0.1)
-    ] = 10.0,
+    host: Annotated[str | None, argument("[HOST]", "The listening machine.")] = None,
+    listen: Annotated[bool, switch("Answer another machine, until Ctrl-C.", "--listen")] = False,
+    address: Annotated[str, option("HOST", "With --listen: address of this machine.", "--host")] = "127.0.0.1",
+    port: Annotated[int, option("PORT", "Port of the listener.", min=0, max=65535)] = _PORT,
+    flows: Annotated[int, option("N", "Connections at the same time.", min=1, max=32)] = 8,
+    seconds: Annotated[float, option("SECONDS", "Duration of each of four transfers.", min=0.1, max=60.0)] = 2.0,
+    timeout: Annotated[float, option("SECONDS", "Time to wait for the other machine.", min=0.1)] = 10.0,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Measure the link between two machines, and print the lines for a cluster description.

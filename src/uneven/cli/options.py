@@ -1,9 +1,10 @@
 """Options of several commands, each defined once, and all options of ``uneven run``, which are torchrun's.
 
 A command declares ``balance: Balance = None``. If commands mean different things by one option, each has its own text:
-``Annotated[int, played("Steps of each worker.")]``.
+``Annotated[int, played("N", "Steps of each worker.")]``.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,188 +18,161 @@ if TYPE_CHECKING:
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
-_OUTPUT = "Output of workers (as torchrun)"
 _TRAINING = "Training"
-_PLAYED = "Simulation"
 
 DESCRIBED = "A TOML file, or the name of a cluster that comes with uneven, such as demo4."
 
 
-def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option for ``Annotated``, under the heading ``panel``, with the help ``text``."""
-    return typer.Option(*names, rich_help_panel=panel, help=text, **more)
+def option(value: str, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option for ``Annotated``, with the placeholder of its value, and its help."""
+    return typer.Option(*names, metavar=value, help=text, rich_help_panel=panel, **more)
 
+
+def switch(text: str, *names: str, panel: str | None = None) -> Any:
+    """Return an option without a value."""
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def argument(value: str, text: str, **more: Any) -> Any:
+    return typer.Argument(metavar=value, help=text, **more)
+
+
+_workers = partial(option, panel=_WORKERS)
+_machines = partial(option, panel=_MACHINES)
+_output = partial(option, panel="Output of workers (as torchrun)", show_default=False)
+_training = partial(option, panel=_TRAINING)
+played = partial(option, panel="Simulation")
 
 # Options of commands that train a script: run and emulate.
 
 _FORECASTS = f"Options follow a colon: :predictor=NAME takes one of {PREDICTORS}."
 
-Module = Annotated[bool, option(_WORKERS, "SCRIPT is a module, as with python -m.", "--module", "-m")]
+Module = Annotated[bool, switch("SCRIPT is a module, as with python -m.", "--module", "-m", panel=_WORKERS)]
 Balance = Annotated[
     str | None,
-    option(
-        _TRAINING,
+    _training(
+        "NAME",
         f"Balancer, which sets the shares: {BALANCERS}. {_FORECASTS} [default: lb-bsp]",
-        metavar="NAME",
         autocompletion=complete.balancers,
     ),
 ]
 Sync = Annotated[
-    str | None,
-    option(_TRAINING, f"Sync policy: {POLICIES}. [default: bsp]", metavar="NAME", autocompletion=complete.policies),
+    str | None, _training("NAME", f"Sync policy: {POLICIES}. [default: bsp]", autocompletion=complete.policies)
 ]
-Seed = Annotated[int | None, option(_TRAINING, "Seed of the sample order. [default: 0]", metavar="N")]
+Seed = Annotated[int | None, _training("N", "Seed of the sample order. [default: 0]")]
 Budget = Annotated[
-    float | None,
-    option(_TRAINING, "Greatest share of an iteration for measuring and balancing. [default: 0.005]", metavar="SHARE"),
+    float | None, _training("SHARE", "Greatest share of an iteration for measuring and balancing. [default: 0.005]")
 ]
-Threads = Annotated[
-    int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
-]
+Threads = Annotated[int | None, _training("M", "Threads of each worker, for session.train(loop). [default: 1]")]
 KeepFreedMemory = Annotated[
     bool | None,
-    option(
-        *(_TRAINING, "Keep freed memory for the next step. [default: keep]"),
+    switch(
+        "Keep freed memory for the next step. [default: keep]",
         "--keep-freed-memory/--no-keep-freed-memory",
+        panel=_TRAINING,
     ),
 ]
 Timeout = Annotated[
-    float | None,
-    option(_TRAINING, "Raise an error if a worker is missing for this long. [default: 300]", metavar="SECONDS"),
+    float | None, _training("SECONDS", "Raise an error if a worker is missing for this long. [default: 300]")
 ]
-ConfigFile = Annotated[
-    Path | None, option(_TRAINING, "Settings file. [default: ./uneven.toml]", "--config", metavar="FILE")
-]
-RunDir = Annotated[Path | None, option(_TRAINING, "Run directory. [default: runs/TIME-SCRIPT]", metavar="DIR")]
+ConfigFile = Annotated[Path | None, _training("FILE", "Settings file. [default: ./uneven.toml]", "--config")]
+RunDir = Annotated[Path | None, _training("DIR", "Run directory. [default: runs/TIME-SCRIPT]")]
 
 # Options of run: workers here, and on several machines.
 
-Servers = Annotated[
-    int,
-    option(_WORKERS, "Parameter server shards, each a process. [default: none]", metavar="K", show_default=False),
-]
+Servers = Annotated[int, _workers("K", "Parameter server shards, each a process. [default: none]", show_default=False)]
 
 Tables = Annotated[
-    int,
-    option(_WORKERS, "Servers of embedding tables, each a process. [default: none]", metavar="K", show_default=False),
+    int, _workers("K", "Servers of embedding tables, each a process. [default: none]", show_default=False)
 ]
 
-Script = Annotated[
-    list[str], typer.Argument(metavar="SCRIPT [ARG]…", help="Script to run, with its own arguments after it.")
-]
+Script = Annotated[list[str], argument("SCRIPT [ARG]…", "Script to run, with its own arguments after it.")]
 Nproc = Annotated[
     str | None,
-    option(
-        *(_WORKERS, "Workers on this machine: a number, gpu, cpu or auto. [default: one per share, or per GPU, or 1]"),
-        *("--nproc-per-node", "--nproc"),
-        metavar="N",
+    _workers(
+        "N",
+        "Workers on this machine: a number, gpu, cpu or auto. [default: one per share, or per GPU, or 1]",
+        "--nproc-per-node",
+        "--nproc",
     ),
 ]
 Shares = Annotated[
-    str | None,
-    option(_WORKERS, "Limit each worker to this many cores once it trains, for instance 0.6,0.1.", metavar="0.6,0.4,…"),
+    str | None, _workers("0.6,0.4,…", "Limit each worker to this many cores once it trains, for instance 0.6,0.1.")
 ]
 MaxRestarts = Annotated[
-    int,
-    option(_WORKERS, "Greatest number of restarts of all workers. With gloo, one can hang after SIGKILL.", metavar="N"),
+    int, _workers("N", "Greatest number of restarts of all workers. With gloo, one can hang after SIGKILL.")
 ]
 ElasticBounds = Annotated[
     str | None,
-    option(
-        *(_WORKERS, "Let workers leave, die and join while the others continue; least and greatest number of workers."),
+    _workers(
+        "MIN:MAX",
+        "Let workers leave, die and join while the others continue; least and greatest number of workers.",
         "--elastic",
-        metavar="MIN:MAX",
     ),
 ]
-Silence = Annotated[
-    float,
-    option(_WORKERS, "With --elastic: treat a worker as lost if it is silent for this long.", metavar="SECONDS"),
-]
-Join = Annotated[
-    str | None, option(_WORKERS, "Join the elastic run with this store, also mid-epoch.", metavar="HOST:PORT")
-]
+Silence = Annotated[float, _workers("SECONDS", "With --elastic: treat a worker as lost if it is silent for this long.")]
+Join = Annotated[str | None, _workers("HOST:PORT", "Join the elastic run with this store, also mid-epoch.")]
 Ray = Annotated[
     int,
-    option(
-        *(_WORKERS, "With --elastic: start N additional workers on a Ray cluster. Lost workers are restarted."),
-        "--ray",
-        metavar="N",
-        min=0,
+    _workers(
+        "N", "With --elastic: start N additional workers on a Ray cluster. Lost workers are restarted.", "--ray", min=0
     ),
 ]
 LeaveOn = Annotated[
     str,
-    option(
-        *(_WORKERS, "With --elastic or --join: workers also leave on this signal, such as USR1 from Slurm's --signal."),
+    _workers(
+        "SIGNAL",
+        "With --elastic or --join: workers also leave on this signal, such as USR1 from Slurm's --signal.",
         "--leave-on",
-        metavar="SIGNAL",
         envvar="UNEVEN_LEAVE_ON",
-        show_default=False,
     ),
 ]
 Redirects = Annotated[
     str,
-    option(
-        *(_OUTPUT, "Write streams to files, not the console: 1 stdout, 2 stderr, 3 both; by local rank, 0:1,1:2."),
-        *("--redirects", "-r"),
-        metavar="STREAMS",
-        show_default=False,
+    _output(
+        "STREAMS",
+        "Write streams to files, not the console: 1 stdout, 2 stderr, 3 both; by local rank, 0:1,1:2.",
+        "--redirects",
+        "-r",
     ),
 ]
 Tee = Annotated[
     str,
-    option(
-        *(_OUTPUT, "Write streams to files and console; values as for --redirects. Lines start with the rank."),
-        *("--tee", "-t"),
-        metavar="STREAMS",
-        show_default=False,
+    _output(
+        "STREAMS",
+        "Write streams to files and console; values as for --redirects. Lines start with the rank.",
+        "--tee",
+        "-t",
     ),
 ]
 LogRank = Annotated[
     str,
-    option(
-        *(_OUTPUT, "Show the output of these local ranks only, for instance 0. Files get the output of all."),
-        *("--log-rank", "--local-ranks-filter"),
-        metavar="0,1,…",
-        show_default=False,
+    _output(
+        "0,1,…",
+        "Show the output of these local ranks only, for instance 0. Files get the output of all.",
+        "--log-rank",
+        "--local-ranks-filter",
     ),
 ]
-LogDir = Annotated[
-    str,
-    option(_OUTPUT, "Folder for the files. [default: logs in the run directory]", metavar="DIR", show_default=False),
+LogDir = Annotated[str, _output("DIR", "Folder for the files. [default: logs in the run directory]")]
+Nnodes = Annotated[str, _machines("N|MIN:MAX", "Number of machines.")]
+NodeRank = Annotated[int, _machines("N", "Rank of this machine (0-based).")]
+MasterAddr = Annotated[str, _machines("HOST", "Address of the machine with rank 0.")]
+MasterPort = Annotated[int | None, _machines("PORT", "Port on the machine with rank 0. [default: 29500]")]
+RdzvBackend = Annotated[str | None, _machines("static|c10d", "Rendezvous backend.")]
+RdzvEndpoint = Annotated[str, _machines("HOST:PORT", "Address of the rendezvous.")]
+RdzvId = Annotated[str, _machines("NAME", "Name of the rendezvous, equal on all machines.")]
+LocalAddr = Annotated[str | None, _machines("HOST", "Address of this machine that the other machines use.")]
+Standalone = Annotated[
+    bool, switch("Run on one machine, with any free port (the default).", "--standalone", panel=_MACHINES)
 ]
-Nnodes = Annotated[str, option(_MACHINES, "Number of machines.", metavar="N|MIN:MAX")]
-NodeRank = Annotated[int, option(_MACHINES, "Rank of this machine (0-based).", metavar="N")]
-MasterAddr = Annotated[str, option(_MACHINES, "Address of the machine with rank 0.", metavar="HOST")]
-MasterPort = Annotated[
-    int | None, option(_MACHINES, "Port on the machine with rank 0. [default: 29500]", metavar="PORT")
-]
-RdzvBackend = Annotated[str | None, option(_MACHINES, "Rendezvous backend.", metavar="static|c10d")]
-RdzvEndpoint = Annotated[str, option(_MACHINES, "Address of the rendezvous.", metavar="HOST:PORT")]
-RdzvId = Annotated[str, option(_MACHINES, "Name of the rendezvous, equal on all machines.", metavar="NAME")]
-LocalAddr = Annotated[
-    str | None, option(_MACHINES, "Address of this machine that the other machines use.", metavar="HOST")
-]
-Standalone = Annotated[bool, option(_MACHINES, "Run on one machine, with any free port (the default).", "--standalone")]
 
 # Options of commands that train many models: fleet and search.
 
-Devices = Annotated[
-    str,
-    typer.Option(help="Devices: auto, a number of CPU slots, or names (cuda:0,cuda:1).", metavar="auto|N|NAME,…"),
-]
-Engine = Annotated[
-    str, typer.Option(help="Engine: local, or ray for a Ray cluster (needs the extra ray).", metavar="local|ray")
-]
-FolderOf = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir", metavar="DIR", help="Run directory. [default: runs/NAME of the file]", show_default=False
-    ),
-]
-Page = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report.", show_default=False)
-]
+Devices = Annotated[str, option("auto|N|NAME,…", "Devices: auto, a number of CPU slots, or names (cuda:0,cuda:1).")]
+Engine = Annotated[str, option("local|ray", "Engine: local, or ray for a Ray cluster (needs the extra ray).")]
+FolderOf = Annotated[Path | None, option("DIR", "Run directory. [default: runs/NAME of the file]", "--run-dir")]
+Page = Annotated[Path | None, option("FILE", "Write an HTML report.", "--report")]
 
 
 def devices_named(text: str) -> str | int | list[str]:
@@ -211,12 +185,7 @@ def devices_named(text: str) -> str | int | list[str]:
 
 LogTo = Annotated[
     list[str] | None,
-    typer.Option(
-        "--log-to",
-        metavar="TOOL:WHERE",
-        help="Log to tensorboard:FOLDER, wandb:FOLDER, mlflow:FOLDER or otel:URL. Repeatable.",
-        show_default=False,
-    ),
+    option("TOOL:WHERE", "Log to tensorboard:FOLDER, wandb:FOLDER, mlflow:FOLDER or otel:URL. Repeatable.", "--log-to"),
 ]
 
 
@@ -230,23 +199,6 @@ def trackers(log_to: list[str] | None) -> "list[Tracker]":
 # Options of commands that simulate: simulate and plan. Their meanings differ, so each command has its own text.
 
 
-def played(text: str, **more: Any) -> Any:
-    return option(_PLAYED, text, **more)
-
-
 Preconditioner = Annotated[
-    Path | None,
-    played(
-        "Include this preconditioner: a file with the table that KFAC.describe() returns.",
-        metavar="FILE",
-        show_default=False,
-    ),
+    Path | None, played("FILE", "Include this preconditioner: a file with the table that KFAC.describe() returns.")
 ]
-
-
-def task(text: str, panel: str = _PLAYED) -> Any:
-    return option(panel, text, metavar="TASK", show_default=False)
-
-
-def accuracy(text: str, panel: str = _PLAYED) -> Any:
-    return option(panel, text, "--accuracy", metavar="SHARE", show_default=False)

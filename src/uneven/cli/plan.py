@@ -8,11 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from uneven.cli import answer, complete, options
 from uneven.cli.help import BALANCERS, POLICIES
-from uneven.cli.options import played
+from uneven.cli.options import argument, option, played
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,68 +26,48 @@ _REASONS = 3  # number of reasons shown; a wrong unit in a cluster gives one for
 def command(
     cluster: Annotated[
         str,
-        typer.Argument(
-            metavar="CLUSTER|RUN",
-            help="A TOML file, the name of a cluster that comes with uneven (demo4), or a recorded run's directory.",
+        argument(
+            "CLUSTER|RUN",
+            "A TOML file, the name of a cluster that comes with uneven (demo4), or a recorded run's directory.",
             autocompletion=complete.clusters_and_runs,
-            show_default=False,
         ),
     ],
     iterations: Annotated[
         int | None,
-        played(
-            "Number of global batches in each simulation. [default: 200, fewer with more than eight nodes]",
-            metavar="N",
-            show_default=False,
-        ),
+        played("N", "Number of global batches in each simulation. [default: 200, fewer with more than eight nodes]"),
     ] = None,
     balance: Annotated[
         str | None,
-        played(
-            f"Balancers: {BALANCERS}. [default: all of uneven's]",
-            metavar="NAME,…",
-            autocompletion=complete.balancers,
-            show_default=False,
-        ),
+        played("NAME,…", f"Balancers: {BALANCERS}. [default: all of uneven's]", autocompletion=complete.balancers),
     ] = None,
     sync: Annotated[
         str | None,
-        played(
-            f"Policies: {POLICIES}. [default: all of uneven's]",
-            metavar="NAME,…",
-            autocompletion=complete.policies,
-            show_default=False,
-        ),
+        played("NAME,…", f"Policies: {POLICIES}. [default: all of uneven's]", autocompletion=complete.policies),
     ] = None,
     train: Annotated[
         str | None,
-        options.task("Rank by the time to an accuracy of real training: digits, or fashion if UNEVEN_DATA has it."),
+        played("TASK", "Rank by the time to an accuracy of real training: digits, or fashion if UNEVEN_DATA has it."),
     ] = None,
-    accuracy: Annotated[float | None, options.accuracy("With --train: the accuracy to reach. [default: 0.9]")] = None,
-    seed: Annotated[int, played("Seed of the jitter and of the sample order.", metavar="N")] = 0,
+    accuracy: Annotated[float | None, played("SHARE", "With --train: the accuracy to reach. [default: 0.9]")] = None,
+    seed: Annotated[int, played("N", "Seed of the jitter and of the sample order.")] = 0,
     preconditioner: options.Preconditioner = None,
     budget: Annotated[
         float | None,
-        played("Money to spend, in the description's currency: rank by the samples that it pays.", metavar="MONEY"),
+        played("MONEY", "Money to spend, in the description's currency: rank by the samples that it pays."),
     ] = None,
     deadline: Annotated[
-        str | None,
-        played("Time to spend, such as 8h, 90m or 2d: rank by the samples within it.", metavar="TIME"),
+        str | None, played("TIME", "Time to spend, such as 8h, 90m or 2d: rank by the samples within it.")
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(
-            "--what-if",
-            metavar="CHANGE",
-            help='Replay a recorded run with one change. Examples: "rank 3 as fast as rank 0", "without rank 3", '
+        option(
+            "CHANGE",
+            'Replay a recorded run with one change. Examples: "rank 3 as fast as rank 0", "without rank 3", '
             '"one more like rank 0", "on a 10 Gbit/s link", "with shadow:ma". Repeatable.',
-            show_default=False,
+            "--what-if",
         ),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="With --what-if: also write an HTML page.", show_default=False),
-    ] = None,
+    report: Annotated[Path | None, option("FILE", "With --what-if: also write an HTML page.", "--report")] = None,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Simulate every combination of balancer and policy on CLUSTER, rank them, and explain the ranking.

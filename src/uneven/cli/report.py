@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import answer, complete
-from uneven.cli.options import LogTo, trackers
+from uneven.cli.options import LogTo, argument, option, switch, trackers
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
@@ -17,32 +17,21 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUN]…",
-            help="Run directory; several are compared. [default: the newest in ./runs]",
+        argument(
+            "[RUN]…",
+            "Run directory; several are compared. [default: the newest in ./runs]",
             autocompletion=complete.runs,
-            show_default=False,
         ),
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="File to write. [default: RUN/report.html; for several runs, comparison.html]",
-            show_default=False,
-        ),
+        option("FILE", "File to write. [default: RUN/report.html; for several runs, comparison.html]", "--report"),
     ] = None,
     separate_plotly: Annotated[
         bool,
-        typer.Option(
-            "--separate-plotly", help="Write Plotly to a file next to the page, so that pages are small and share it."
-        ),
+        switch("Write Plotly to a file next to the page, so that pages are small and share it.", "--separate-plotly"),
     ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Also write a trace for ui.perfetto.dev.", show_default=False),
-    ] = None,
+    trace: Annotated[Path | None, option("FILE", "Also write a trace for ui.perfetto.dev.", "--trace")] = None,
     log_to: LogTo = None,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:

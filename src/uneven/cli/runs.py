@@ -6,9 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
-
 from uneven.cli import answer
+from uneven.cli.options import argument
 from uneven.policy.core.printable import printable
 
 _END_BYTES = 50_000  # of all journals of a run: the newest iterations, so that a long list takes no time
@@ -27,15 +26,9 @@ class ListedRun:
 
 
 def runs(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="[FOLDER]",
-            help="Folder of the runs. [default: ./runs]",
-            readable=False,  # the command checks it itself
-            show_default=False,
-        ),
-    ] = Path("runs"),
+    folder: Annotated[Path, argument("[FOLDER]", "Folder of the runs. [default: ./runs]", readable=False)] = Path(
+        "runs"
+    ),
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """List the runs in a folder, the newest first: date, workers, iterations, state, and the next command.

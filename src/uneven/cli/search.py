@@ -9,7 +9,7 @@ import typer
 
 from uneven.cli import answer, complete
 from uneven.cli.help import group, verb
-from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, devices_named, trackers
+from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, argument, devices_named, option, trackers
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 from uneven.runtime.installed import need
@@ -20,31 +20,24 @@ if TYPE_CHECKING:
 
 app = group("Find out which settings are worth training: stop, pause and resume trials as they learn.")
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of the search.", autocompletion=complete.runs, show_default=False)
-]
-Trial = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of the trial.", min=0, show_default=False)]
-Trials = Annotated[
-    int | None, typer.Option("--trials", metavar="N", help="Number of trials. [default: as in the file]", min=1)
-]
+Folder = Annotated[Path, argument("RUN", "Folder of the search.", autocompletion=complete.runs)]
+Trial = Annotated[int, argument("TRIAL", "Number of the trial.", min=0)]
+Trials = Annotated[int | None, option("N", "Number of trials. [default: as in the file]", "--trials", min=1)]
 
 
 @verb(app, "run")
 def run(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A TOML file with [search] and [space].", show_default=False)
-    ],
+    file: Annotated[Path, argument("FILE", "A TOML file with [search] and [space].")],
     devices: Devices = "auto",
     run_dir: FolderOf = None,
     engine: Engine = "local",
     trials: Trials = None,
     warm_start: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "RUN",
+            "Start from the results of an earlier search, or of an Optuna storage (its URL). Repeatable.",
             "--warm-start",
-            metavar="RUN",
-            help="Start from the results of an earlier search, or of an Optuna storage (its URL). Repeatable.",
-            show_default=False,
         ),
     ] = None,
     report: Page = None,
@@ -130,10 +123,7 @@ def resume(run: Folder, trial: Trial) -> None:
 def clone(
     run: Folder,
     trial: Trial,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Settings that differ from the trial's.", show_default=False),
-    ] = None,
+    settings: Annotated[list[str] | None, argument("[KEY=VALUE]…", "Settings that differ from the trial's.")] = None,
 ) -> None:
     """Start a trial from the state of another one.
 
@@ -157,16 +147,11 @@ def forecast(
     run: Folder,
     cluster: Annotated[
         str,
-        typer.Argument(
-            metavar="CLUSTER",
-            help="A TOML file, or the name of a cluster that comes with uneven.",
-            autocompletion=complete.clusters,
-            show_default=False,
+        argument(
+            "CLUSTER", "A TOML file, or the name of a cluster that comes with uneven.", autocompletion=complete.clusters
         ),
     ],
-    trials: Annotated[
-        int | None, typer.Option("--trials", metavar="N", help="Number of trials. [default: as recorded]", min=1)
-    ] = None,
+    trials: Annotated[int | None, option("N", "Number of trials. [default: as recorded]", "--trials", min=1)] = None,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Forecast a recorded search on the nodes of a cluster.

@@ -7,11 +7,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from uneven.cli import answer, complete, options
 from uneven.cli.help import BALANCERS, POLICIES, first
-from uneven.cli.options import accuracy, option, played, task
+from uneven.cli.options import argument, option, played, switch
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from uneven.policy.core.records import Record
 
 _LEARN = "Training a real model"
-_OUTPUT = "Options"
 
 _JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written by default
 
@@ -35,59 +32,48 @@ _JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written b
 def command(
     cluster: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CLUSTER]",
-            help=f"{options.DESCRIBED} Optional with --costs.",
-            autocompletion=complete.clusters,
-            show_default=False,
-        ),
+        argument("[CLUSTER]", f"{options.DESCRIBED} Optional with --costs.", autocompletion=complete.clusters),
     ] = None,
-    balance: Annotated[
-        str, played(f"Balancer: {BALANCERS}.", metavar="NAME", autocompletion=complete.balancers)
-    ] = "lb-bsp",
-    sync: Annotated[str, played(f"Sync policy: {POLICIES}.", metavar="NAME", autocompletion=complete.policies)] = "bsp",
-    iterations: Annotated[int, played("Number of steps of each worker.", metavar="N")] = 200,
-    seed: Annotated[int, played("Seed of the jitter.", metavar="N")] = 0,
+    balance: Annotated[str, played("NAME", f"Balancer: {BALANCERS}.", autocompletion=complete.balancers)] = "lb-bsp",
+    sync: Annotated[str, played("NAME", f"Sync policy: {POLICIES}.", autocompletion=complete.policies)] = "bsp",
+    iterations: Annotated[int, played("N", "Number of steps of each worker.")] = 200,
+    seed: Annotated[int, played("N", "Seed of the jitter.")] = 0,
     lookahead: Annotated[
-        int, played("Number of batches that loaders draw ahead; a new split takes effect after them.", metavar="N")
+        int, played("N", "Number of batches that loaders draw ahead; a new split takes effect after them.")
     ] = 0,
     pause: Annotated[
-        float | None,
-        played("Pause of all workers when one joins or leaves. [default: as measured]", metavar="SECONDS"),
+        float | None, played("SECONDS", "Pause of all workers when one joins or leaves. [default: as measured]")
     ] = None,
     costs: Annotated[
-        Path | None,
-        played(
-            "Use the workers' costs of this recorded run.",
-            metavar="RUN",
-            autocompletion=complete.runs,
-            show_default=False,
-        ),
+        Path | None, played("RUN", "Use the workers' costs of this recorded run.", autocompletion=complete.runs)
     ] = None,
     train: Annotated[
         str | None,
-        task("Train a real model in virtual time: digits, or fashion if UNEVEN_DATA has it.", _LEARN),
+        option("TASK", "Train a real model in virtual time: digits, or fashion if UNEVEN_DATA has it.", panel=_LEARN),
     ] = None,
     goal: Annotated[
         float | None,
-        accuracy("With --train: stop at this accuracy, for instance 0.9, and print the time.", _LEARN),
+        option(
+            "SHARE",
+            "With --train: stop at this accuracy, for instance 0.9, and print the time.",
+            "--accuracy",
+            panel=_LEARN,
+        ),
     ] = None,
     preconditioner: options.Preconditioner = None,
     tables: Annotated[
-        int | None, played("Servers of the description's [tables]. [default: from `uneven plan`]", metavar="K")
+        int | None, played("K", "Servers of the description's [tables]. [default: from `uneven plan`]")
     ] = None,
     ahead: Annotated[
-        int | None, played("Batches whose rows trainers request ahead. [default: from `uneven plan`]", metavar="N")
+        int | None, played("N", "Batches whose rows trainers request ahead. [default: from `uneven plan`]")
     ] = None,
     calibrate: Annotated[
         Path | None,
-        played("Fit `achieved` of all links to measured steps, in a CSV file with a column `seconds`.", metavar="CSV"),
+        played("CSV", "Fit `achieved` of all links to measured steps, in a CSV file with a column `seconds`."),
     ] = None,
-    compare: Annotated[bool, option(_OUTPUT, "Show the speed-up over even shares under bsp.", "--compare")] = False,
-    run_dir: Annotated[
-        Path | None, option(_OUTPUT, "Run directory. [default: runs/TIME-CLUSTER]", metavar="DIR")
-    ] = None,
-    no_journal: Annotated[bool, option(_OUTPUT, "Show the table only, write no files.", "--no-journal")] = False,
+    compare: Annotated[bool, switch("Show the speed-up over even shares under bsp.", "--compare")] = False,
+    run_dir: Annotated[Path | None, option("DIR", "Run directory. [default: runs/TIME-CLUSTER]")] = None,
+    no_journal: Annotated[bool, switch("Show the table only, write no files.", "--no-journal")] = False,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:
     """Simulate CLUSTER in virtual time, with the balancers, policies and journal of a real run.

@@ -2,18 +2,16 @@
 
 from typing import Annotated
 
-import typer
-
 from uneven.cli import options
+from uneven.cli.options import option
 from uneven.runtime.launch.launch_spec import DEFAULT_PORT, bounds_of, check_silence
 
-Host = Annotated[str, typer.Option(metavar="HOST", help="Address of this machine that the workers can reach.")]
-Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on; 0 is any free port.", min=0, max=65535)]
+Host = Annotated[str, option("HOST", "Address of this machine that the workers can reach.")]
+Port = Annotated[int, option("PORT", "Port to listen on; 0 is any free port.", min=0, max=65535)]
 Bounds = Annotated[
     str,
-    typer.Option(
-        metavar="MIN:MAX",
-        help="Start the run when MIN workers have joined, and end it when fewer are left; accept at most MAX.",
+    option(
+        "MIN:MAX", "Start the run when MIN workers have joined, and end it when fewer are left; accept at most MAX."
     ),
 ]
 

@@ -3,43 +3,27 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from uneven.cli import answer, complete
-from uneven.cli.options import LogTo, trackers
+from uneven.cli.options import LogTo, argument, option, switch, trackers
 from uneven.errors import ConfigError, JournalError, access
 from uneven.policy.core.printable import printable
 
 
 def watch(
     run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory. [default: the newest in ./runs]",
-            autocompletion=complete.runs,
-            show_default=False,
-        ),
+        Path | None, argument("[RUN]", "Run directory. [default: the newest in ./runs]", autocompletion=complete.runs)
     ] = None,
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between updates.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Print the run as it is now, and end.")] = False,
+    every: Annotated[float, option("SECONDS", "Time between updates.", "--every", min=0.05)] = 0.5,
+    once: Annotated[bool, switch("Print the run as it is now, and end.", "--once")] = False,
     form: answer.Format = answer.Form.TEXT,
     log_to: LogTo = None,
     prometheus: Annotated[
         str | None,
-        typer.Option(
-            "--prometheus",
-            metavar="[HOST:]PORT",
-            help="Serve metrics for Prometheus until Ctrl-C. [default host: 127.0.0.1]",
-            show_default=False,
-        ),
+        option("[HOST:]PORT", "Serve metrics for Prometheus until Ctrl-C. [default host: 127.0.0.1]", "--prometheus"),
     ] = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve a live page on 127.0.0.1 instead.")] = False,
+    web: Annotated[bool, switch("Serve a live page on 127.0.0.1 instead.", "--web")] = False,
     port: Annotated[
-        int,
-        typer.Option(
-            "--port", metavar="PORT", min=0, max=65535, help="Port of --web. [default: any]", show_default=False
-        ),
+        int, option("PORT", "Port of --web. [default: any]", "--port", min=0, max=65535, show_default=False)
     ] = 0,
 ) -> None:
     """Show a run, live or afterwards, in the terminal.

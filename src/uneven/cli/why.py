@@ -11,34 +11,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from uneven.cli import answer
+from uneven.cli.options import argument, option, switch
 from uneven.errors import ConfigError, JournalError, LaunchError, access
 
 
 def why(
-    target: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN | -- COMMAND [ARG]…", help="A run directory, or the command that trains."),
-    ],
+    target: Annotated[list[str], argument("RUN | -- COMMAND [ARG]…", "A run directory, or the command that trains.")],
     run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", metavar="DIR", help="Directory for the journal. [default: a new one in ./runs]"),
+        Path | None, option("DIR", "Directory for the journal. [default: a new one in ./runs]", "--run-dir")
     ] = None,
     trial: Annotated[
-        bool,
-        typer.Option("--try", help="Compare 200 steps of `uneven run` with 200 steps of the best remedy."),
+        bool, switch("Compare 200 steps of `uneven run` with 200 steps of the best remedy.", "--try")
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Renew the explanation during the training, from its newest steps.")
+        bool, switch("Renew the explanation during the training, from its newest steps.", "--live")
     ] = False,
     environment: Annotated[
-        bool,
-        typer.Option(
-            "--environment",
-            help="Print the variable that attaches workers on another machine to RUN, and exit.",
-        ),
+        bool, switch("Print the variable that attaches workers on another machine to RUN, and exit.", "--environment")
     ] = False,
     form: answer.Format = answer.Form.TEXT,
 ) -> None:

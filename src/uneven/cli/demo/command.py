@@ -4,19 +4,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from uneven.cli.options import option
 
 
 def demo(
     data: Annotated[
         str,
-        typer.Option(
+        option(
+            "digits|fashion-mnist",
+            "Data set. digits comes with uneven; fashion-mnist is read from the folder UNEVEN_DATA.",
             "--data",
-            metavar="digits|fashion-mnist",
-            help="Data set. digits comes with uneven; fashion-mnist is read from the folder UNEVEN_DATA.",
         ),
     ] = "digits",
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each training.")] = 12,
+    epochs: Annotated[int, option("N", "Epochs of each training.", "--epochs", min=1)] = 12,
 ) -> None:
     """Train on four workers of unequal speed, first with DDP and equal batches, then balanced.
 
