@@ -8,6 +8,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from uneven.cluster.pure.simulate.preconditioning import VirtualPreconditioner
@@ -20,6 +21,7 @@ from uneven.policy.core.actions import Moment, Wait, overlapping
 from uneven.policy.core.records import StepRecord
 
 
+@dataclass(slots=True, eq=False)
 class Steps:
     """Takes workers through their steps.
 
@@ -29,43 +31,28 @@ class Steps:
         pause_s: pause before the first step with other members, if gradients are averaged.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        exchanges: VirtualExchanges,
-        shares: Shares,
-        *,
-        iterations: int,
-        samples: int | None,
-        pause_s: float,
-        started: Callable[[int], None],
-        record: Callable[[StepRecord], None],
-        over: Callable[[Worker], None],
-        preconditioner: VirtualPreconditioner | None = None,
-        tables: VirtualTables | None = None,
-    ) -> None:
-        self._stage = stage
-        self._exchanges = exchanges
-        self._shares = shares
-        self._iterations = iterations
-        self._samples = samples
-        self._taken = 0
-        self._pause_s = pause_s
-        self._started = started
-        self._record = record
-        self._over = over
-        self._preconditioner = preconditioner
-        self._tables = tables
+    stage: Stage
+    exchanges: VirtualExchanges
+    shares: Shares
+    iterations: int
+    samples: int | None
+    pause_s: float
+    started: Callable[[int], None]
+    record: Callable[[StepRecord], None]
+    over: Callable[[Worker], None]
+    preconditioner: VirtualPreconditioner | None = None
+    tables: VirtualTables | None = None
+    _taken: int = field(init=False, default=0)
 
     def begin(self, worker: Worker) -> None:
-        stage, clock = self._stage, worker.clock
+        stage, clock = self.stage, worker.clock
         if worker.gone:
             return
-        enough = clock >= self._iterations or self._left() <= 0
+        enough = clock >= self.iterations or self._left() <= 0
         if clock > stage.newest and not enough:
-            self._started(clock)
+            self.started(clock)
         if enough or (worker.stop_at is not None and clock >= worker.stop_at):
-            self._over(worker)
+            self.over(worker)
         if worker.gone:
             return
         present = stage.history.at(clock)
@@ -78,25 +65,25 @@ class Steps:
         worker.plan = worker.plans.at(clock)
         exchanges = worker.plan.exchanges
         # The members of its last step were others, and those of this one have to meet first.
-        if changed and self._pause_s > 0.0 and exchanges and exchanges[0].moment is Moment.BACKWARD:
-            stage.queue.at(stage.queue.now_s + self._pause_s, self._start, worker)
+        if changed and self.pause_s > 0.0 and exchanges and exchanges[0].moment is Moment.BACKWARD:
+            stage.queue.at(stage.queue.now_s + self.pause_s, self._start, worker)
         else:
             self._start(worker)
 
     def _start(self, worker: Worker) -> None:
-        worker.began_s = self._stage.queue.now_s
+        worker.began_s = self.stage.queue.now_s
         late = worker.due.pop(worker.clock, None)
         self._wait(worker, (*worker.plan.waits, *(() if late is None else (late,))))
 
     def _wait(self, worker: Worker, waits: tuple[Wait, ...]) -> None:
         if worker.gone:
             return
-        clocks = self._stage.clocks
+        clocks = self.stage.clocks
         for wait in waits:
             if not clocks.holds(wait.members, wait.clock):
                 clocks.when(wait.members, wait.clock, partial(self._wait, worker, waits))
                 return
-        letters = self._exchanges.letters
+        letters = self.exchanges.letters
         if letters.blocks(worker.rank, waits):
             letters.when_heard(worker.rank, partial(self._wait, worker, waits))
             return
@@ -107,51 +94,51 @@ class Steps:
             return
         if worker.unread:
             one = worker.unread.pop(0)
-            self._exchanges.read(worker, one, partial(self._compute, worker))
+            self.exchanges.read(worker, one, partial(self._compute, worker))
             return
         if self._left() <= 0:  # other workers took the last samples during the wait
-            self._over(worker)
+            self.over(worker)
             return
         if self._waits_for_rows(worker):
             return
-        stage, machine, clock = self._stage, worker.machine, worker.clock
-        worker.batch, worker.first = self._shares.part(worker.rank, clock)
+        stage, machine, clock = self.stage, worker.machine, worker.clock
+        worker.batch, worker.first = self.shares.part(worker.rank, clock)
         first = self._first(worker)
         stage.arithmetic.computes(worker.rank, clock, range(first, first + worker.batch), stage.queue.now_s)
         work_s = machine.cost.seconds(worker.batch) * machine.jitter.factor(clock)
-        factors_s = 0.0 if self._preconditioner is None else self._preconditioner.factors_work_s(worker, clock)
+        factors_s = 0.0 if self.preconditioner is None else self.preconditioner.factors_work_s(worker, clock)
         worker.compute(stage.queue.now_s, work_s + factors_s)
         worker.factors_s = (worker.computed_s - worker.started_s) * factors_s / (work_s + factors_s or 1.0)
         exchanges = worker.plan.exchanges
         if exchanges and exchanges[0].moment is Moment.BACKWARD:
             worker.todo = 1
-            self._exchanges.overlap(worker, exchanges[0])
+            self.exchanges.overlap(worker, exchanges[0])
         else:
             stage.when_done(worker, 1.0, self._computed, worker)
 
     def _waits_for_rows(self, worker: Worker) -> bool:
-        if self._tables is None:
+        if self.tables is None:
             return False
-        now_s = self._stage.queue.now_s
-        batch = self._shares.part(worker.rank, worker.clock).batch
-        there_s = self._tables.rows_s(worker.rank, worker.clock, batch, now_s)
+        now_s = self.stage.queue.now_s
+        batch = self.shares.part(worker.rank, worker.clock).batch
+        there_s = self.tables.rows_s(worker.rank, worker.clock, batch, now_s)
         if there_s <= now_s:
             return False
-        self._tables.waited(worker.rank, there_s - now_s)
+        self.tables.waited(worker.rank, there_s - now_s)
         worker.rows_s += there_s - now_s
-        self._stage.queue.at(there_s, self._compute, worker)
+        self.stage.queue.at(there_s, self._compute, worker)
         return True
 
     def _first(self, worker: Worker) -> int:
-        if self._samples is None:
-            return worker.clock * self._stage.workload.global_batch + worker.first
+        if self.samples is None:
+            return worker.clock * self.stage.workload.global_batch + worker.first
         # From the common order every worker takes the next samples, regardless of its position in the split.
-        worker.batch = min(worker.batch, self._samples - self._taken)
+        worker.batch = min(worker.batch, self.samples - self._taken)
         first, self._taken = self._taken, self._taken + worker.batch
         return first
 
     def _left(self) -> float:
-        return math.inf if self._samples is None else self._samples - self._taken
+        return math.inf if self.samples is None else self.samples - self._taken
 
     def _computed(self, worker: Worker) -> None:
         worker.event = worker.awaited = None
@@ -170,47 +157,47 @@ class Steps:
                 if worker.due:
                     raise overlapping(one)
                 worker.due[worker.clock + 1 + one.delay] = Wait(one.members, worker.clock + 1)
-            if not self._exchanges.begin(worker, one):
+            if not self.exchanges.begin(worker, one):
                 return
-        if self._preconditioner is None:
+        if self.preconditioner is None:
             self._end(worker)
         else:
-            self._preconditioner.begin(worker, partial(self._end, worker))
+            self.preconditioner.begin(worker, partial(self._end, worker))
 
     def _optimize(self, worker: Worker) -> None:
         worker.stepped = True
         if worker.plan.divided:
-            self._stage.arithmetic.divides(worker.rank, *self._divided(worker))
+            self.stage.arithmetic.divides(worker.rank, *self._divided(worker))
         if not worker.late:
-            self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
+            self.stage.arithmetic.steps(worker.rank, worker.clock, self.stage.queue.now_s)
 
     def _divided(self, worker: Worker) -> tuple[float, float]:
         # Factors of learning rate and gradient: 1 / K, and K times the site's part of the samples.
         parties = max(len(one.parties) for one in worker.plan.exchanges)
         near = next((one.members for one in worker.plan.exchanges if one.moment is Moment.BACKWARD), (worker.rank,))
-        everybody = self._stage.history.at(worker.clock).members
-        taken = {rank: self._shares.part(rank, worker.clock).batch for rank in everybody}
+        everybody = self.stage.history.at(worker.clock).members
+        taken = {rank: self.shares.part(rank, worker.clock).batch for rank in everybody}
         return 1 / parties, parties * sum(taken[rank] for rank in near) / max(1, sum(taken.values()))
 
     def _end(self, worker: Worker) -> None:
         if not worker.stepped:
             self._optimize(worker)
         step = self._step(worker)
-        self._record(step)
-        self._shares.measured(step, worker.batch)
+        self.record(step)
+        self.shares.measured(step, worker.batch)
         clock = worker.clock
         worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
         worker.stepped = worker.late = False
         worker.transfer_s = worker.own_s = worker.refresh_s = worker.rows_s = 0.0
         worker.counted = None
-        self._exchanges.tell_clock(worker)
-        self._shares.ended(worker, clock, self._stage.newest)
+        self.exchanges.tell_clock(worker)
+        self.shares.ended(worker, clock, self.stage.newest)
         self.begin(worker)
 
     def _step(self, worker: Worker) -> StepRecord:
-        now_s, load = self._stage.queue.now_s, self._stage.workload
+        now_s, load = self.stage.queue.now_s, self.stage.workload
         computed_s = worker.computed_s - worker.started_s
-        more_s = 0.0 if self._preconditioner is None else self._preconditioner.counted_s(worker)
+        more_s = 0.0 if self.preconditioner is None else self.preconditioner.counted_s(worker)
         return StepRecord(
             rank=worker.rank,
             iteration=worker.clock,
