@@ -32,7 +32,8 @@ def table(registry: Registry) -> str:
     rows = ["| name | class | what it does |", "|---|---|---|"]
     for name, maker in registry.items():
         note = f" *({registry.notes[name]})*" if name in registry.notes else ""
-        made = inspect.signature(maker).return_annotation if inspect.isfunction(maker) else maker.__name__
+        made = inspect.signature(maker).return_annotation if inspect.isfunction(maker) else maker
+        made = getattr(made, "__name__", made)
         rows.append(f"| `{name}`{note} | `{made}` | {_plain(inspect.getdoc(maker) or '')} |")
     return "\n".join(rows)
 
