@@ -20,49 +20,7 @@ STEP_COLUMNS = (
 )
 SPLIT_COLUMNS = ("decided_at", "iteration", "shares", "speeds_per_s", "predicted_per_s", "reason")
 
-LICENCE = """Creative Commons Attribution 4.0 International (CC BY 4.0)
-
-You may share and adapt these files for any purpose if you name their source and state your changes.
-Terms: https://creativecommons.org/licenses/by/4.0/legalcode
-
-The loads in `share` of recorded-*/cluster.toml are from Google's cluster data of 2011 (CC BY 4.0).
-"""
-
-README = """# Steps of unequal workers
-
-{count} trainings on emulated clusters, recorded by `uneven bench worlds` of uneven {version}. The workers are real
-processes with unequal shares of processors, unequal links and changing load. Licence: CC BY 4.0, see LICENSE.
-
-A folder is one training, named after its description, its balancer and its number:
-
-| file | contents |
-|---|---|
-| `cluster.toml` | the description: nodes, links between sites, events; docs/clusters.md of uneven lists the keys |
-| `steps.csv` | a row for each step of each worker |
-| `splits.csv` | a row for each decision about the shares of the batch |
-
-Columns of `steps.csv`. Times are in seconds, `ended_at_s` is counted from the start of the first worker:
-
-| column | meaning |
-|---|---|
-| `rank` | the worker, by its place in the description |
-| `iteration` | from 0 |
-| `batch`, `global_batch` | samples of this worker, of all workers |
-| `data_s` | waiting for samples |
-| `compute_s` | forward and backward pass, optimizer |
-| `exchange_s` | the part of the all-reduce that the backward pass did not hide, with the wait for others |
-| `transfer_s` | the part of `exchange_s` for the worker's own side |
-| `local_cpu_s`, `exchange_cpu_s` | processor time during `data_s` and `compute_s`, and during `exchange_s` |
-
-Columns of `splits.csv`. Lists have blanks between their entries, one for each rank:
-
-| column | meaning |
-|---|---|
-| `decided_at`, `iteration` | the iteration after which the split was decided, and the first one that used it |
-| `shares` | samples of each worker |
-| `speeds_per_s`, `predicted_per_s` | samples per second of each worker, measured and predicted |
-| `reason` | of the decision, in words |
-"""
+_TEXTS = Path(__file__).with_name("kept")  # the licence, and the README without the count of runs and the version
 
 
 def free(folder: Path) -> None:
@@ -78,8 +36,9 @@ def write(place: Path, folder: Path) -> None:
     with access(f"write {folder}"):
         for run in runs:
             _write_run(run, folder / run.name)
-        (folder / "README.md").write_text(README.format(count=len(runs), version=VERSION), encoding="utf-8")
-        (folder / "LICENSE").write_text(LICENCE, encoding="utf-8")
+        readme = (_TEXTS / "README.md").read_text(encoding="utf-8").format(count=len(runs), version=VERSION)
+        (folder / "README.md").write_text(readme, encoding="utf-8")
+        shutil.copy(_TEXTS / "LICENSE", folder)
 
 
 def _write_run(run: Path, target: Path) -> None:
