@@ -33,10 +33,11 @@ def test_the_first_line_says_how_long_that_form_takes(
 ) -> None:
     monkeypatch.setattr(balancers, "run", lambda progress, **options: options)
 
-    def command(quick: commands.Quick = False, json: commands.Json = False, case: commands.Case = None) -> None:
+    def made() -> None:
         """A bench."""
 
-    made = commands.bench("made", "balancers.bench", whole="an hour", case="a minute", quick="a second")(command)
+    how = {"module": "balancers.bench", "whole": "an hour", "case": "a minute", "quick": "a second"}
+    made = commands.bench("case", **how)(made)
     commands.app.registered_commands.pop()
     made(json=True, **{"case": None, **given})
     printed = capsys.readouterr()

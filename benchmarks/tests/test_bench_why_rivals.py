@@ -14,9 +14,9 @@ def test_a_rival_that_is_not_installed_is_left_out_by_name(monkeypatch: pytest.M
     result = bench.run(True, lambda *_: None, case="rivals")
     assert result["left_out"] == {"traceml": "no-such-package is not installed"}
     (row,) = result["tools"]
-    assert "rank" in row["uneven"]["said"]
+    assert "rank" in row["uneven"]["answer"]
     assert "traceml" not in row
-    assert [table.title for table in bench.tables(result)] == ["Who is slow, and why", "Left out"]
+    assert "left out" in [table.title for table in bench.tables(result)]
 
 
 def test_an_unknown_case_is_refused() -> None:

@@ -9,7 +9,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,23 +50,37 @@ app = typer.Typer(
     "`uneven bench NAME --help` says what a bench compares and how long it takes.",
 )
 
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Case = Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")]
-Data = Annotated[str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")]
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Draw it: one HTML file.")]
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "quick": (Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")], False),
+    "json": (Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")], False),
+    "case": (Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")], None),
+    "data": (Annotated[str, typer.Option(help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")], ""),
+    "seed": (Annotated[int | None, typer.Option(metavar="N", help="Draw other faults.")], None),
+    "only": (Annotated[str | None, typer.Option(metavar="K[-L]", help="Play the K-th alone, or K to L.")], None),
+    "faults": (Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of faults.")], None),
+    "trace": (Annotated[str | None, typer.Option(metavar="CLUSTER", help="For spot: whose machines move.")], None),
+    "width": (Annotated[int | None, typer.Option(min=1, metavar="N", help="Channels: 64, quickly 16")], None),
+    "keep": (Annotated[Path | None, typer.Option(metavar="DIR", help="Keep its runs: a data set to share.")], None),
+    "record": (Annotated[Path | None, typer.Option(metavar="DIR", help="Record runs; keep them.")], None),
+    "runs": (Annotated[Path | None, typer.Option(metavar="DIR", help="Use runs recorded before.")], None),
+    "report": (Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: one HTML file.")], None),
+}
+"""Name → its type and help, and its default."""
+
 Command = Callable[..., None]
 
 
-def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str) -> Callable[[Command], Command]:
-    """Return a decorator that makes a command of its options and help. ``module``: with ``run``, if it has another
-    name; ``whole``, ``case``, ``quick``: about how long these take on two cores; the help and the first
-    line of a run say so."""
-    where = f"uneven_bench.{module or name.replace('-', '_') + '.bench'}"
+def bench(
+    *options: str, module: str = "", whole: str, case: str = "", quick: str, data: str = "digits"
+) -> Callable[[Command], Command]:
+    """Return a decorator that makes a command of its help. ``options``: those next to --quick and --json; ``module``:
+    with ``run``, if it has another name; ``whole``, ``case``, ``quick``: about how long these take on two cores; the
+    help and the first line of a run say so; ``data``: the default of --data."""
 
     def register(command: Command) -> Command:
-        @wraps(command)
+        name = command.__name__.replace("_", "-")
+        where = f"uneven_bench.{module or command.__name__ + '.bench'}"
+
         def play(json: bool, **options: Any) -> None:
             from uneven_bench.harness.show import show
             from uneven_bench.harness.tables import tables
@@ -84,13 +97,20 @@ def bench(name: str, module: str = "", *, whole: str, case: str = "", quick: str
 
         one = f", with --case NAME {case}" if case else ""
         play.__doc__ = f"{inspect.getdoc(command)}\n\nTakes {whole}{one}, with --quick {quick}."
+        given = {option: OPTIONS[option] for option in ("quick", "json", *options)}
+        given |= {"data": (OPTIONS["data"][0], data)} if "data" in options else {}
+        play.__annotations__ = {option: kind for option, (kind, _) in given.items()}
+        play.__signature__ = inspect.Signature([  # type: ignore[attr-defined]  # typer reads the options there
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, (kind, default) in given.items()
+        ])  # fmt: skip
         return app.command(name)(play)
 
     return register
 
 
-@bench("lb-bsp", whole="fifty minutes", case="nine minutes", quick="a minute and a quarter")
-def lb_bsp(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+@bench("data", "case", whole="fifty minutes", case="nine minutes", quick="a minute and a quarter")
+def lb_bsp() -> None:
     """Balanced batches against DDP, rivals and an oracle.
 
     Real workers on shares of a core, and every way to deal with them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR,
@@ -101,14 +121,8 @@ def lb_bsp(quick: Quick = False, json: Json = False, data: Data = "digits", case
     """
 
 
-@bench("predictors", whole="ten minutes", quick="a minute")
-def predictors(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "digits",
-    record: Annotated[Path | None, typer.Option("--record", metavar="DIR", help="Record runs; keep them.")] = None,
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before.")] = None,
-) -> None:
+@bench("data", "record", "runs", whole="ten minutes", quick="a minute")
+def predictors() -> None:
     """Errors of predictors, and the times they lead to.
 
     On traces, made-up workers and, as root, emulated runs with real rivals. --record DIR keeps the runs, --runs DIR
@@ -116,54 +130,45 @@ def predictors(
     """
 
 
-@bench("balancers", whole="a minute", quick="ten seconds")
-def balancers(quick: Quick = False, json: Json = False) -> None:
+@bench(whole="a minute", quick="ten seconds")
+def balancers() -> None:
     """Balancers in virtual time, on known costs.
 
     Saturation, constant parts, memory limits, a cut link.
     """
 
 
-@bench("rivals", whole="two minutes", quick="twenty seconds")
-def rivals(quick: Quick = False, json: Json = False) -> None:
+@bench(whole="two minutes", quick="twenty seconds")
+def rivals() -> None:
     """Rivals from the literature and ours in virtual time, against an oracle.
 
     Then load that changes every 25, 5 or 2 iterations, under ours and iterations that workers finish together.
     """
 
 
-@bench("overhead", "overhead", whole="two minutes", quick="a minute")
-def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+@bench("data", module="overhead", whole="two minutes", quick="a minute")
+def overhead() -> None:
     """The cost of measuring and deciding in an iteration.
 
     In one of 4 and 8 real workers, and for one decision for up to 10,000.
     """
 
 
-@bench("loops", whole="six minutes", case="three minutes", quick="a minute")
-def loops(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+@bench("case", whole="six minutes", case="three minutes", quick="a minute")
+def loops() -> None:
     """Samples that cost unequally, and evaluations, on four unequal workers.
 
     Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate.
     """
 
 
-@bench("threads", "threads", whole="five minutes", quick="half a minute")
-def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+@bench("data", module="threads", whole="five minutes", quick="half a minute")
+def threads() -> None:
     """One replica trained by one thread, or by two, without a lock: samples/s, and the loss."""
 
 
-@bench("worlds", whole="twenty-five minutes", case="three minutes", quick="a minute and a half")
-def worlds(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "digits",
-    case: Case = None,
-    width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 16")] = None,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Keep its runs: a data set to share.")
-    ] = None,
-) -> None:
+@bench("data", "case", "width", "keep", whole="twenty-five minutes", case="three minutes", quick="a minute and a half")
+def worlds() -> None:
     """Described clusters, emulated and simulated: do both agree?
 
     Emulated with real processes, as root, with links. --quick plays steady shares unless a case is named. --case
@@ -171,16 +176,16 @@ def worlds(
     """
 
 
-@bench("server", whole="fourteen minutes", quick="a minute")
-def server(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+@bench("data", whole="fourteen minutes", quick="a minute")
+def server() -> None:
     """The parameter server in shards, against a plain ZeroMQ one.
 
     Push and pull, shards that are killed, 64 workers for ten minutes, a million malformed messages.
     """
 
 
-@bench("sync", whole="hours", case="twenty minutes", quick="a minute and a half")
-def sync(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+@bench("data", "case", whole="hours", case="twenty minutes", quick="a minute and a half")
+def sync() -> None:
     """Policies on slow links, against DDP and its hooks.
 
     In the foreground, in the shadow and through a parameter server, against DDP with its hooks, post-local SGD, torchft
@@ -191,8 +196,8 @@ def sync(quick: Quick = False, json: Json = False, data: Data = "digits", case: 
     """
 
 
-@bench("fleet", whole="half an hour", quick="a minute and a half")
-def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+@bench("data", whole="half an hour", quick="a minute and a half")
+def fleet() -> None:
     """Six networks trained on shared data, under FLEET or without.
 
     Without it: one pipeline each, random subsets, one after the other, trials of Ray Tune, TensorSocket, both where
@@ -200,13 +205,14 @@ def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> No
     """
 
 
-@bench("search", whole="ten minutes", quick="a minute and a half")
-def search(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
-    case: Case = None,
-) -> None:
+@bench(
+    "data",
+    "case",
+    whole="ten minutes",
+    quick="a minute and a half",
+    data="fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
+)
+def search() -> None:
     """A search of settings against Ray Tune and Optuna.
 
     The overhead of a trivial trial, decisions on a table of real accuracies, a real search with shared data and
@@ -216,8 +222,8 @@ def search(
     """
 
 
-@bench("search-kill", "search.kill", whole="six minutes", quick="a minute and a half")
-def search_kill(quick: Quick = False, json: Json = False) -> None:
+@bench(module="search.kill", whole="six minutes", quick="a minute and a half")
+def search_kill() -> None:
     """Searches in which processes are killed.
 
     The search, or one of its processes, gets kill -9 at a random moment, twenty times: does it end as the undisturbed
@@ -225,16 +231,16 @@ def search_kill(quick: Quick = False, json: Json = False) -> None:
     """
 
 
-@bench("fleet-plan", whole="half a minute", quick="five seconds")
-def fleet_plan(quick: Quick = False, json: Json = False, report: Report = None) -> None:
+@bench("report", whole="half a minute", quick="five seconds")
+def fleet_plan() -> None:
     """100 members in virtual time under FLEET and its rivals.
 
     Also small ensembles against the best rounds there are, and how long planning takes. --report draws plans.
     """
 
 
-@bench("fleet-kill", "fleet.kill", whole="three minutes", quick="a minute")
-def fleet_kill(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+@bench("data", module="fleet.kill", whole="three minutes", quick="a minute")
+def fleet_kill() -> None:
     """Trainings of an ensemble in which processes are killed.
 
     The run, a member or a preprocessor gets kill -9 at ten random moments: does each member end trained, and nothing
@@ -242,23 +248,16 @@ def fleet_kill(quick: Quick = False, json: Json = False, data: Data = "digits") 
     """
 
 
-@bench("mutations", whole="four minutes", quick="a minute")
-def mutations(quick: Quick = False, json: Json = False) -> None:
+@bench(whole="four minutes", quick="a minute")
+def mutations() -> None:
     """6,400 inputs that went wrong: taken, or refused in words?
 
     Clusters, settings, ensembles, journals, states, command lines: is each one taken, or refused with one message?
     """
 
 
-@bench("faults", whole="a quarter of an hour", quick="a minute and a half")
-def faults(
-    quick: Quick = False,
-    json: Json = False,
-    seed: Seed = None,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="K[-L]", help="Play the K-th fault alone, or those from K to L.")
-    ] = None,
-) -> None:
+@bench("seed", "only", whole="a quarter of an hour", quick="a minute and a half")
+def faults() -> None:
     """200 faults: does each run end in time and in words?
 
     Drawn from --seed N: workers, launchers and shards of runs under all policies are killed, stopped, made to fail.
@@ -267,16 +266,8 @@ def faults(
     """
 
 
-@bench("machines", whole="half an hour", quick="a minute and a half")
-def machines(
-    quick: Quick = False,
-    json: Json = False,
-    seed: Seed = None,
-    faults: Annotated[int | None, typer.Option("--faults", metavar="N", min=1, help="The number of faults.")] = None,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="K[-L]", help="Play the K-th fault alone, or those from K to L.")
-    ] = None,
-) -> None:
+@bench("seed", "faults", "only", whole="half an hour", quick="a minute and a half")
+def machines() -> None:
     """300 faults between machines: does each run end in time and in words?
 
     Three hosts in network namespaces, a launcher on each; a fourth has the store of elastic runs. Hosts die, are cut
@@ -286,14 +277,8 @@ def machines(
     """
 
 
-@bench("why", whole="half an hour", case="six minutes", quick="a minute and a half")
-def why(
-    quick: Quick = False,
-    json: Json = False,
-    seed: Seed = None,
-    case: Case = None,
-    only: Annotated[int | None, typer.Option("--only", metavar="K", help="Play the K-th run alone.")] = None,
-) -> None:
+@bench("seed", "case", "only", whole="half an hour", case="six minutes", quick="a minute and a half")
+def why() -> None:
     """Is the slow worker named, with the right cause, and is nothing said of equal ones?
 
     60 runs of three workers with one disturbance (a quota, stops, competition, slow data, heavy batches, a slow link,
@@ -305,16 +290,8 @@ def why(
     """
 
 
-@bench("elastic", whole="an hour", case="ten minutes", quick="a minute and a half")
-def elastic(
-    quick: Quick = False,
-    json: Json = False,
-    seed: Seed = None,
-    case: Case = None,
-    trace: Annotated[
-        str | None, typer.Option("--trace", metavar="CLUSTER", help="For spot: whose machines come and go.")
-    ] = None,
-) -> None:
+@bench("seed", "case", "trace", whole="an hour", case="ten minutes", quick="a minute and a half")
+def elastic() -> None:
     """Workers that are killed, stopped, told to leave, and join.
 
     Under `uneven run --elastic`, under torchft where it is installed, and under torchrun, which starts all again: how
@@ -326,8 +303,8 @@ def elastic(
     """
 
 
-@bench("far-sites", whole="forty minutes", case="ten minutes", quick="a minute and a half")
-def far_sites(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+@bench("data", "case", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def far_sites() -> None:
     """Sites on slow lines, and sites with data unlike each other's.
 
     Gaia, local steps, the largest entries, both together, DiLoCo, against BSP, DDP and, where installed, torchft and
@@ -339,8 +316,8 @@ def far_sites(quick: Quick = False, json: Json = False, data: Data = "digits", c
     """
 
 
-@bench("focus", whole="forty minutes", case="ten minutes", quick="a minute and a half")
-def focus(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+@bench("case", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def focus() -> None:
     """Recorded video: Focus against ingest-heavy, query-all, a NoScope-style cascade, FAISS and TASTI-style.
 
     All are given the same frames and boxes; costs are processor seconds. The truth networks are trained here on the
@@ -352,8 +329,8 @@ def focus(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """
 
 
-@bench("preconditioners", whole="an hour", case="ten minutes", quick="a minute and a half")
-def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None) -> None:
+@bench("data", "case", whole="an hour", case="ten minutes", quick="a minute and a half")
+def preconditioners() -> None:
     """K-FAC, SOAP and Muon: what they cost in a step, and where they pay.
 
     Steps of ResNets, an MLP and a transformer on four workers against kfac-pytorch (where KFAC_PYTORCH says
@@ -365,8 +342,8 @@ def preconditioners(quick: Quick = False, json: Json = False, data: Data = "digi
     """
 
 
-@bench("recommendation", whole="forty minutes", case="ten minutes", quick="a minute and a half")
-def recommendation(quick: Quick = False, json: Json = False, case: Case = None, report: Report = None) -> None:
+@bench("case", "report", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+def recommendation() -> None:
     """Trainers with embedding tables on a server.
 
     Examples a second by the number of trainers at a fifth of a core each, on unequal shares, next to a slow one, and
@@ -380,8 +357,8 @@ def recommendation(quick: Quick = False, json: Json = False, case: Case = None, 
     """
 
 
-@bench("gpu", whole="two minutes", case="a minute", quick="a minute")
-def gpu(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+@bench("case", whole="two minutes", case="a minute", quick="a minute")
+def gpu() -> None:
     """Costs and gains of the library on a GPU.
 
     A session's step against the plain loop's; K-FAC, SOAP and Muon against SGD, AdamW and, where KFAC_PYTORCH says
@@ -392,8 +369,8 @@ def gpu(quick: Quick = False, json: Json = False, case: Case = None) -> None:
     """
 
 
-@bench("graph", whole="an hour", case="ten minutes", quick="a minute and a half")
-def graph(quick: Quick = False, json: Json = False, case: Case = None) -> None:
+@bench("case", whole="an hour", case="ten minutes", quick="a minute and a half")
+def graph() -> None:
     """Graphs: kernels, training steps, cuts and exchanges against DGL, PyG and torch.
 
     Real graphs from UNEVEN_DATA. DGL and PyG are compared if they are installed ('./benchmarks[graph]'); malloc keeps

@@ -30,18 +30,26 @@ class Machines:
         """Return a machine's address, as the others see it."""
         return names.address(index)
 
+    def namespace(self, index: int) -> str:
+        """Return the file of a machine's network namespace."""
+        return f"/proc/{os.getpid()}/fd/{self._network.namespace(self._wiring.node(index))}"
+
     def words(self, index: int) -> list[str]:
         """Return the words that run a module on a machine, if they stand before its name."""
-        namespace = f"/proc/{os.getpid()}/fd/{self._network.namespace(self._wiring.node(index))}"
-        return ["-m", "uneven_bench.elastic.inside", namespace, f"machine{index}", self._hosts]
+        return ["-m", "uneven_bench.elastic.inside", self.namespace(index), f"machine{index}", self._hosts]
 
     def cut(self, index: int) -> None:
         """Drop all packets from and to a machine, without any notice."""
-        self._pass(index, 0.0)
+        self.limit(index, 0.0)
 
     def mend(self, index: int) -> None:
         """Undo :meth:`cut`."""
-        self._pass(index, math.inf)
+        self.limit(index, math.inf)
+
+    def limit(self, index: int, bit_per_s: float) -> None:
+        """Limit a machine's line, each way."""
+        for device in (self._wiring.up(index), self._wiring.down(index)):
+            self._network.limit(device, bit_per_s)
 
     def delay(self, index: int, latency_s: float, loss: float = 0.0) -> None:
         """Delay all packets from and to a relayed machine, and lose this part of them."""
@@ -50,10 +58,6 @@ class Machines:
 
     def close(self) -> None:
         self._network.close()
-
-    def _pass(self, index: int, bit_per_s: float) -> None:
-        for device in (self._wiring.up(index), self._wiring.down(index)):
-            self._network.limit(device, bit_per_s)
 
 
 def why_no_machines() -> str:

@@ -5,20 +5,39 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from uneven.errors import LaunchError
 
+_CLEANS_WITHIN_S = 30.0
+
 
 def program(*words: object, timeout_s: float = 600.0) -> str:
-    """Run ``python -m WORDS…`` to its end, and return its output. Raises LaunchError: it failed, with the end of its
-    errors. subprocess.TimeoutExpired: it took longer."""
-    command = [sys.executable, "-m", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    if done.returncode:
-        raise LaunchError(f"{' '.join(map(str, words[:4]))} … failed:\n{done.stderr[-3000:]}", done.returncode)
-    return done.stdout
+    """Run ``python -m WORDS…``, see :func:`finished`."""
+    return finished([sys.executable, "-m", *map(str, words)], timeout_s)
+
+
+def finished(command: Sequence[str], timeout_s: float, **more: Any) -> str:
+    """Run a command to its end, and return its output. ``more``: for Popen. Raises LaunchError: it failed, with the end
+    of its errors, or took longer; then it may still clean up."""
+    name = f"{' '.join(command[:6])} …"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
+        try:
+            said, wrong = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{name} took more than {timeout_s:g} s") from None
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=_CLEANS_WITHIN_S)
+                process.kill()
+    if process.returncode:
+        raise LaunchError(f"{name} failed:\n{said[-1500:]}{wrong[-3000:]}", process.returncode)
+    return said
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -37,7 +37,7 @@ def tables(result: Mapping[str, Any], bars: Mapping[str, str] | None = None) -> 
             firsts = list(dict.fromkeys(row.path[:upto] for row in group))
         for first in firsts:
             part = [row for row in group if row.path[: len(first)] == first]
-            found.append(_table(part) if len(part) > 1 else _list(part[0], bars or {}))
+            found.append(_table(part, bars or {}) if len(part) > 1 else _list(part[0], bars or {}))
     return found
 
 
@@ -48,13 +48,13 @@ def _list(row: ResultRow, bars: Mapping[str, str]) -> Table:
     return table_of(_title(row.path), ("", "figure", "bar")[:width], [line[:width] for line in lines])
 
 
-def _table(rows: Sequence[ResultRow]) -> Table:
+def _table(rows: Sequence[ResultRow], bars: Mapping[str, str]) -> Table:
     """Return one table of rows; their keys are the columns, or the lines if there are too many."""
     common = _common([row.path for row in rows])
     names = [_title(row.path[len(common) :]) for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row.figures))
     cells = [[_cell((*row.path, key), row.figures[key]) if key in row.figures else "" for key in keys] for row in rows]
-    columns = [_words(key) for key in keys]
+    columns = [f"{_words(key)} ({bars[key]})" if key in bars else _words(key) for key in keys]
     if len(keys) > max(_COLUMNS, len(rows)):
         columns, names, cells = names, columns, [list(line) for line in zip(*cells, strict=True)]
     lines = [(name, *line) for name, line in zip(names, cells, strict=True)]

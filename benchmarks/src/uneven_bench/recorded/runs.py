@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.describe.write import to_toml
-from uneven.errors import LaunchError
+from uneven_bench.harness.program import program
 
-DESCRIPTION, OUTPUT, RUN = "cluster.toml", "output.txt", "run"
-"""The contents of a recorded run's folder: its description, its output, and the run directory."""
+DESCRIPTION, RUN = "cluster.toml", "run"
+"""The contents of a recorded run's folder: its description, and the run directory."""
 
 _LIMIT_S = 240.0
-_CLEANS_WITHIN_S = 30.0
 
 
 def emulate(
@@ -25,31 +22,6 @@ def emulate(
     LaunchError: the run failed, or took more than four minutes."""
     where.mkdir(parents=True)
     (where / DESCRIPTION).write_text(to_toml(spec), encoding="utf-8")
-    command = [
-        *(sys.executable, "-m", "uneven", "emulate", "--balance", balance, "--run-dir", str(where / RUN), "--module"),
-        *(str(where / DESCRIPTION), "--", "uneven_bench.worlds.worker", str(iterations), str(global_batch), data),
-        *map(str, more),
-    ]
-    with (where / OUTPUT).open("w+") as output:
-        emulator = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            code = emulator.wait(_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise LaunchError(f"emulating {spec.name} with {balance} took more than {_LIMIT_S:g} s") from None
-        finally:
-            _end(emulator)
-        if code:
-            said = (where / OUTPUT).read_text()[-3000:]
-            raise LaunchError(f"emulating {spec.name} with {balance} failed:\n{said}", code)
+    words = ("uneven", "emulate", "--balance", balance, "--run-dir", where / RUN, "--module", where / DESCRIPTION, "--")
+    program(*words, "uneven_bench.worlds.worker", iterations, global_batch, data, *more, timeout_s=_LIMIT_S)
     return where / RUN
-
-
-def _end(emulator: subprocess.Popen[bytes]) -> None:
-    """Terminate it gently: killed, it would leave its cleaning up to the next one."""
-    if emulator.poll() is None:
-        emulator.terminate()
-        try:
-            emulator.wait(_CLEANS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            emulator.kill()
-            emulator.wait()

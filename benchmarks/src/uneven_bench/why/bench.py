@@ -6,31 +6,28 @@ done, on machines drawn from the same seed.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
-from uneven.cluster.emulate.netns import EmulatedNetwork
-from uneven.cluster.emulate.pure import names
-from uneven.cluster.emulate.pure.wiring import Wiring
-from uneven.cluster.pure.describe.spec import Node
 from uneven.errors import UnknownNameError
 from uneven.testing.ranks import run_ranks
 from uneven.why.explanation import explain
 from uneven.why.pure.findings import Explanation
+from uneven_bench.elastic.machines import Machines
+from uneven_bench.harness.faulty import numbers_of
 from uneven_bench.harness.figures import Spread
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.show import Progress
+from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.why import remedies, rivals
 from uneven_bench.why.body import overhead, train
 from uneven_bench.why.cases import CAUSES, PAUSES, WORKERS, WhyCase, drawn
@@ -44,10 +41,18 @@ _WORLDS, _WORLD_STEPS = 6, 100
 _FEW_WORLDS, _FEW_WORLD_STEPS = 1, 24
 _WITHIN_S = 180.0
 _BUSY = "while True: pass"
+BARS = {
+    "rank_right": "≥ 95 %",
+    "cause_right": "≥ 90 %",
+    "silent_right": "≥ 95 %",
+    "ratio": "≤ 1.02, at 50 ms 1.01",
+    "median": "≤ 5 %, of remedies 15 %",
+}
+tables = partial(harness_tables, bars=BARS)
 
 
 def run(
-    quick: bool, progress: Progress, seed: int | None = None, only: int | None = None, case: str | None = None
+    quick: bool, progress: Progress, seed: int | None = None, only: str | None = None, case: str | None = None
 ) -> dict[str, Any]:
     """Play the drawn runs, or with the case "rivals" other tools. Raises UnknownNameError: there is no such case."""
     if case not in (None, "rivals"):
@@ -56,8 +61,8 @@ def run(
     return play(quick, progress, SEED if seed is None else seed, only)
 
 
-def _run(quick: bool, progress: Progress, seed: int, only: int | None) -> dict[str, Any]:
-    """Play 60 runs with a cause and 40 without; with ``quick``, 3 and 2. ``only``: one run.
+def _run(quick: bool, progress: Progress, seed: int, only: str | None) -> dict[str, Any]:
+    """Play 60 runs with a cause and 40 without; with ``quick``, 3 and 2. ``only``: one run, or "K-L".
 
     Result: ``rank_right`` and ``cause_right`` (parts of the runs with a cause), ``silent_right`` (of the equal ones),
     ``runs`` (their numbers), ``overhead`` (step in ms → ratio of processor time, and of wall time, with the middle
@@ -66,7 +71,7 @@ def _run(quick: bool, progress: Progress, seed: int, only: int | None) -> dict[s
     """
     cases = drawn(seed, *((FEW_WITH_CAUSE, FEW_EQUAL) if quick else (WITH_CAUSE, EQUAL)))
     if only is not None:
-        cases = [one for one in cases if one.number == only]
+        cases = [one for one in cases if one.number in numbers_of(only)]
     ends = []
     for number, case in enumerate(cases):
         progress("runs", case.words, number / len(cases))
@@ -89,7 +94,7 @@ def _run(quick: bool, progress: Progress, seed: int, only: int | None) -> dict[s
         "remedy_error": _errors([each for one in worlds for each in one["remedies"].values()]),
         "worlds": worlds,
         "wrong": [
-            {"number": case.number, "case": case.words, "said": _said(found)}
+            {"number": case.number, "case": case.words, "answer": _said(found)}
             for case, found in ends
             if not (_cause_right(case, found) if case.rank >= 0 else not found.suspects)
         ],
@@ -146,16 +151,9 @@ def _networks(case: WhyCase) -> Iterator[list[list[str]]]:
     if case.disturbance != "link":
         yield []
         return
-    wiring = Wiring([Node(name=f"worker{rank}") for rank in range(WORKERS)])
-    network = EmulatedNetwork(wiring, netem=False)
-    try:
-        bit_per_s = (120 - 80 * case.severity) * 1e6
-        for device in (wiring.up(case.rank), wiring.down(case.rank)):
-            network.limit(device, bit_per_s)
-        files = [f"/proc/{os.getpid()}/fd/{network.namespace(wiring.node(rank))}" for rank in range(WORKERS)]
-        yield [[file, names.address(0)] for file in files]
-    finally:
-        network.close()
+    with closing(Machines(WORKERS)) as machines:
+        machines.limit(case.rank, (120 - 80 * case.severity) * 1e6)
+        yield [[machines.namespace(rank), machines.address(0)] for rank in range(WORKERS)]
 
 
 def _rank_right(case: WhyCase, found: Explanation) -> bool:
@@ -194,33 +192,3 @@ def _overhead(step_s: float, pairs: int) -> dict[str, float]:
         "wall_least": round(walls.low, 4),
         "wall_most": round(walls.high, 4),
     }
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    if "tools" in result:
-        return rivals.tables(result)
-    counts = result["runs"]
-    rows = [
-        ("right rank", f"{counts['cause']} runs", _percent(result["rank_right"]), "≥ 95 %"),
-        ("right cause", f"{counts['cause']} runs", _percent(result["cause_right"]), "≥ 90 %"),
-        ("silent", f"{counts['equal']} equal runs", _percent(result["silent_right"]), "≥ 95 %"),
-    ]
-    for name, one in result["overhead"].items():
-        bar = "≤ 1.01" if name == "50" else "≤ 1.02"
-        for words, key in (("processor time", ""), ("wall time", "wall_")):
-            middle, low, high = one["wall" if key else "ratio"], one[f"{key}least"], one[f"{key}most"]
-            rows.append(
-                (f"step of {name} ms", f"{words}, {one['pairs']} pairs", f"{middle:.3f} [{low:.3f}, {high:.3f}]", bar)
-            )
-    for name, words, bar in (("as_it_was_error", "as it was", "≤ 5 %"), ("remedy_error", "remedies", "≤ 15 %")):
-        if one := result[name]:
-            rows.append(
-                (f"error, {words}", f"{counts['worlds']} worlds", f"{one['median']:.0%}, worst {one['worst']:.0%}", bar)
-            )
-    wrong = [(f"--only {one['number']}", one["case"], one["said"]) for one in result["wrong"]]
-    made = [table_of(f"uneven why, seed {result['seed']}", ("", "of", "measured", "bar"), rows)]
-    return [*made, table_of("Wrong", ("replay", "case", "answer"), wrong, show_lines=True)] if wrong else made
-
-
-def _percent(part: float | None) -> str:
-    return "" if part is None else f"{part:.0%}"

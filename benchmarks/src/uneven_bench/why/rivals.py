@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.why import explain
-from uneven_bench.elastic.arms import free_port
-from uneven_bench.harness.show import Progress, table_of
+from uneven_bench.harness.faulty import numbers_of
+from uneven_bench.harness.program import finished
+from uneven_bench.harness.show import Progress
 from uneven_bench.why.cases import WORKERS
 
 # The fault → the answers that are right: ours, TraceML's. It divides a step into input, forward, backward, optimizer.
@@ -50,7 +49,7 @@ class Said:
     words: str
 
 
-def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, seed: int, only: str | None = None) -> dict[str, Any]:
     """Play each fault under each tool that is installed; ``only``: one of them. Result: ``tools`` (a row for each),
     ``version`` (TraceML's), ``left_out``."""
     rng = random.Random(seed)
@@ -63,7 +62,7 @@ def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> 
     faults = FEW if quick else tuple(FAULTS)
     for number, fault in enumerate(faults):
         rank, seconds = rng.randrange(WORKERS), round(rng.uniform(0.04, 0.12), 3)
-        if only not in (None, number):
+        if only is not None and number not in numbers_of(only):
             continue
         row: dict[str, Any] = {"fault": fault, "rank": rank if fault != "none" else -1, "late_s": seconds}
         for place, (tool, play) in enumerate(tools.items()):
@@ -74,7 +73,7 @@ def run(quick: bool, progress: Progress, seed: int, only: int | None = None) -> 
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             row[tool] = {
-                "said": said.words,
+                "answer": said.words,
                 "rank_right": said.rank == row["rank"],
                 "cause_right": said.rank == row["rank"] and said.cause == FAULTS[fault][place],
             }
@@ -91,7 +90,7 @@ def _version() -> str | None:
 
 def _uneven(words: list[str], folder: Path) -> Said:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORKERS)]
-    launch += ["--master-port", str(free_port()), str(_script()), *words]
+    launch += ["--master-port", str(quiet_ports(1)[0]), str(_script()), *words]
     _play([sys.executable, "-m", "uneven", "why", "--run-dir", str(folder / "run"), "--", *launch], folder)
     found = explain(folder / "run")
     if not found.suspects:
@@ -103,7 +102,8 @@ def _uneven(words: list[str], folder: Path) -> Said:
 def _traceml(words: list[str], folder: Path) -> Said:
     command = [str(Path(sys.executable).with_name("traceml")), "run", str(_script()), "--mode=summary"]
     command += ["--run-name", "run", "--logs-dir", str(folder), "--nproc-per-node", str(WORKERS)]
-    command += ["--master-port", str(free_port()), "--aggregator-port", str(free_port()), "--args", *words]
+    first, second = map(str, quiet_ports(2))
+    command += ["--master-port", first, "--aggregator-port", second, "--args", *words]
     _play(command, folder)
     summary = json.loads((folder / "run" / "final_summary.json").read_text())
     verdict = summary["step_time"]["diagnosis"]
@@ -116,37 +116,5 @@ def _script() -> Path:
 
 
 def _play(command: list[str], folder: Path) -> None:
-    with (folder / "output").open("w") as output:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},  # torchrun leaves a folder there
-            stdout=output,
-            stderr=output,
-            timeout=_WITHIN_S,
-            check=False,
-        )
-    if done.returncode:
-        last = (folder / "output").read_text()[-2000:]
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {last}")
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    tools = [name for name in ("uneven", "traceml") if name not in result["left_out"]]
-    rows = [
-        (
-            "none" if row["rank"] < 0 else f"{row['fault']} on rank {row['rank']}, {row['late_s'] * 1e3:.0f} ms",
-            *(_mark(row[tool]) for tool in tools),
-        )
-        for row in result["tools"]
-    ]
-    heads = {"uneven": "uneven why", "traceml": f"TraceML {result['version']}"}
-    made = [table_of("Who is slow, and why", ("fault", *(heads[tool] for tool in tools)), rows, show_lines=True)]
-    if result["left_out"]:
-        made.append(table_of("Left out", ("tool", "because"), list(result["left_out"].items())))
-    return made
-
-
-def _mark(one: dict[str, Any]) -> str:
-    right = "rank and cause" if one["cause_right"] else "rank" if one["rank_right"] else "wrong"
-    return f"{right}: {one['said']}"
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # torchrun leaves a folder there
+    finished(command, _WITHIN_S, cwd=folder, env=own)
