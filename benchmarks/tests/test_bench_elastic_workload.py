@@ -22,7 +22,8 @@ def test_the_demo_is_what_uneven_demo_trains() -> None:
     trained = network(digits(), WIDTH).parameters()
     assert all(bool((one == other).all()) for one, other in zip(weights(model), trained, strict=True))
     x, y = digits().train.tensors
-    assert bool((data.x[: len(y)] == x).all())
-    assert bool((data.y[len(y) :] == y[: 2_000 - len(y)]).all())
-    model(*data.batch((1, 1_999))).backward()
+    rows, labels, _ = data[list(range(2_000))]
+    assert bool((rows[: len(y)] == x).all())
+    assert bool((labels[len(y) :] == y[: 2_000 - len(y)]).all())
+    model(*data[[1, 1_999]]).backward()
     assert counted(model) == [1, 1_999]

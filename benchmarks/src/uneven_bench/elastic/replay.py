@@ -25,7 +25,7 @@ def replay(workload: CountedWorkload, steps: Sequence[LoggedStep]) -> list[torch
     optimizer = workload.optimizer(model)
     data = workload.data()
     for step in steps:
-        x, y, _ = data.batch(step.ids)
+        x, y, _ = data[list(step.ids)]
         F.cross_entropy(model.layers(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -52,7 +52,7 @@ class ReplayedWorker:
     def step(self, ids: Sequence[int]) -> None:
         """Take a step on these samples; a batch that only fills up a last part has no gradient."""
         if ids:
-            x, y, _ = self._data.batch(ids)
+            x, y, _ = self._data[list(ids)]
             F.cross_entropy(self.model.layers(x), y).backward()
         else:
             for one in self.model.layers.parameters():

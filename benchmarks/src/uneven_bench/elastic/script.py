@@ -86,7 +86,8 @@ def ddp(task: ElasticTask) -> None:
             order, ordered = worker.workload.order(epoch), epoch
         ids = order[place * batch : (place + 1) * batch]
         begin_s = time.monotonic()
-        loss = worker.loss(*data.batch(ids[len(ids) * rank // size : len(ids) * (rank + 1) // size]), net)
+        x, y, index = data[ids[len(ids) * rank // size : len(ids) * (rank + 1) // size]]
+        loss = worker.loss(x, y, index, net)
         with worker.exchange(begun=False):
             loss.backward()
         worker.optimizer.step()
@@ -148,9 +149,9 @@ def torchft(task: ElasticTask) -> None:
         epoch, place = divmod(manager.current_step(), steps)
         if epoch != ordered:
             order, ordered = worker.workload.order(epoch)[slot::groups], epoch
-        batch = data.batch(order[place * each : (place + 1) * each])
+        x, y, index = data[order[place * each : (place + 1) * each]]
         manager.start_quorum()
-        loss = worker.loss(*batch, net)
+        loss = worker.loss(x, y, index, net)
         if own:
             with worker.exchange(begun=False):
                 loss.backward()

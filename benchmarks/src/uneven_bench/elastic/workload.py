@@ -8,18 +8,19 @@ samples from the sum itself, and need not trust the system that made it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from uneven.cli.demo.demo_training import network
 from uneven.cli.demo.demo_worker import WIDTH
 from uneven.cluster.virtual.datasets import digits
+from uneven_bench.workloads.base import Images
 
 FEATURES, CLASSES = 64, 10
 RATE, MOMENTUM = 0.02, 0.9
@@ -57,14 +58,16 @@ class CountedWorkload:
             layers = network(digits(), WIDTH) if self.demo else _dense(hidden(entries))
             return Counting(layers, self.samples).to(self.dtype)
 
-    def data(self) -> NumberedSamples:
+    def data(self) -> Images:
+        """Return samples x (features), y and index."""
+        index = torch.arange(self.samples)
         if self.demo:
             x, y = digits().train.tensors
-            again = torch.arange(self.samples) % len(y)
-            return NumberedSamples(x[again], y[again])
+            again = index % len(y)
+            return Images(TensorDataset(x[again], y[again], index))
         generator = torch.Generator().manual_seed(_SEED + 1)
         x = torch.randn(self.samples, FEATURES, generator=generator, dtype=self.dtype)
-        return NumberedSamples(x, torch.randint(0, CLASSES, (self.samples,), generator=generator))
+        return Images(TensorDataset(x, torch.randint(0, CLASSES, (self.samples,), generator=generator), index))
 
     def optimizer(self, model: Counting) -> torch.optim.Optimizer:
         """Return SGD with momentum, which leaves the ledger unchanged."""
@@ -87,29 +90,6 @@ def _dense(width: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, CLASSES)
     )
-
-
-class NumberedSamples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """Samples that know their index."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.x = x
-        self.y = y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        return self.x[index], self.y[index], index
-
-    def __getitems__(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a whole batch: x (samples, features), y and index (samples,)."""
-        return self.batch(ids)
-
-    def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return these samples as a loader returns them: x (samples, features), y and index (samples,)."""
-        index = torch.tensor(ids, dtype=torch.int64)
-        return self.x[index], self.y[index], index
 
 
 class Counting(nn.Module):

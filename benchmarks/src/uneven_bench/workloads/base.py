@@ -52,12 +52,11 @@ class Images(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
+    def __getitem__(self, place: int | list[int]) -> tuple[torch.Tensor, ...]:
+        """Return a sample; or of several places a batch, images (n, …) and labels (n,), as torch's loader asks for."""
         return tuple(tensor[place] for tensor in self._tensors)
 
-    def __getitems__(self, places: list[int]) -> tuple[torch.Tensor, ...]:
-        """Return a batch for torch's loader: images (n, …) and labels (n,)."""
-        return tuple(tensor[places] for tensor in self._tensors)
+    __getitems__ = __getitem__
 
 
 class Stretch(Dataset[tuple[torch.Tensor, ...]]):
