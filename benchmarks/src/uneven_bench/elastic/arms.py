@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.cluster.emulate.pure.names import INTERFACE
 from uneven.errors import LaunchError
 from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP, at_own_pace
@@ -126,7 +126,7 @@ class UnevenArm(ElasticArm):
     sync: str = "bsp"
 
     def __post_init__(self) -> None:
-        self._meeting = f"{self.here}:{free_port()}"
+        self._meeting = f"{self.here}:{quiet_ports(1)[0]}"
 
     def start(self, workers: int) -> None:
         elastic: list[object] = []
@@ -209,7 +209,7 @@ class TorchFTArm(ElasticArm):
 
 
 _OURS = ("-m", "uneven_bench.forked.run", "run")
-_TORCHRUN = ("-m", "uneven_bench.elastic.forked_torchrun")
+_TORCHRUN = ("-m", "uneven_bench.forked.run", "torchrun")
 _SCRIPT = ("uneven_bench.elastic.script",)
 _TORCHFT = ("torchft",)
 
@@ -233,10 +233,3 @@ def missing(name: str) -> str:
 def versions() -> dict[str, str]:
     names = ("torch", "torchft") if not missing(TORCHFT) else ("torch",)
     return {name: version(name) for name in names}
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as line:
-        line.bind((HERE, 0))
-        return int(line.getsockname()[1])

@@ -1,4 +1,5 @@
-"""``python -m uneven_bench.forked.run …`` is ``uneven …``, but ``uneven run`` forks its workers.
+"""``python -m uneven_bench.forked.run …`` is ``uneven …``, or ``torchrun …`` if that is the first word, but its
+workers are forks.
 
 The launcher has imported torch; a worker would need three seconds of processor time to import it again. A launcher
 started as a :class:`~uneven_bench.forked.scripts.Script` is forked too, so a run takes a second. Everything else is
@@ -145,7 +146,12 @@ def fork_workers() -> None:
 
 def main() -> None:
     fork_workers()
-    runpy.run_module("uneven", run_name="__main__")
+    if sys.argv[1:2] == ["torchrun"]:
+        from torch.distributed.run import main as torchrun
+
+        torchrun(sys.argv[2:])
+    else:
+        runpy.run_module("uneven", run_name="__main__")
 
 
 if __name__ == "__main__":
