@@ -13,6 +13,7 @@ import torch
 
 from uneven.errors import UnknownNameError
 from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.worker import tuples
 from uneven_bench.lb_bsp import bench as lb_bsp
 from uneven_bench.lb_bsp.arms import fillers
 from uneven_bench.lb_bsp.cases import (
@@ -30,7 +31,6 @@ from uneven_bench.lb_bsp.cases import (
     traces,
 )
 from uneven_bench.lb_bsp.table import of, reached, summarize, wait_share
-from uneven_bench.lb_bsp.worker import case_of
 from uneven_bench.workloads.svm import FEATURES, padded
 
 
@@ -76,7 +76,7 @@ def test_the_oracle_learns_from_its_own_iterations_what_a_step_costs_in_place() 
 
 def test_a_task_comes_back_as_it_was_written() -> None:
     some = list(cases(None).values())
-    assert [case_of(json.loads(json.dumps(asdict(one)))) for one in some] == some
+    assert [LbBspCase(**tuples(json.loads(json.dumps(asdict(one))))) for one in some] == some
 
 
 def test_rounds_that_are_alike_count_by_their_median_and_others_by_their_sum() -> None:

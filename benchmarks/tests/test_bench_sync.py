@@ -15,9 +15,10 @@ from uneven.errors import UnknownNameError
 from uneven.policy.samples.order import epoch_order
 from uneven.policy.sync import policies
 from uneven_bench.harness.figures import place_of
+from uneven_bench.harness.worker import tuples
 from uneven_bench.sync import bench as sync
 from uneven_bench.sync.arm import TrainingStretch
-from uneven_bench.sync.arms import EvenSampler, mlp
+from uneven_bench.sync.arms import even_batches, mlp
 from uneven_bench.sync.cases import (
     AGAIN,
     BARE,
@@ -47,7 +48,6 @@ from uneven_bench.sync.table import (
     rate,
     summarize,
 )
-from uneven_bench.sync.worker import case_of
 
 CASE = SyncCase(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
 
@@ -121,7 +121,7 @@ def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
 
 def test_a_task_comes_back_as_it_was_written() -> None:
     for case in cases().values():
-        assert case_of(json.loads(json.dumps(asdict(case)))) == case
+        assert SyncCase(**tuples(json.loads(json.dumps(asdict(case))))) == case
 
 
 def test_short_stretches_add_up_to_a_round() -> None:
@@ -239,7 +239,7 @@ def test_the_model_has_about_four_megabytes_on_both_data_sets() -> None:
 
 
 def test_workers_without_a_session_take_the_parts_that_a_session_gives() -> None:
-    batches = [iter(EvenSampler(length=25, batch=3, rank=rank, workers=4)) for rank in range(4)]
+    batches = [even_batches(length=25, batch=3, rank=rank, workers=4) for rank in range(4)]
     seen = [[next(one) for one in batches] for _ in range(3)]  # two iterations an epoch, the last sample left out
     first = epoch_order(length=25, seed=0, epoch=0)
     assert [place for step in seen[:2] for part in step for place in part] == first[:24].tolist()

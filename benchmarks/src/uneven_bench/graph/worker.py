@@ -138,7 +138,7 @@ def exchanges(me: StageWorker) -> dict[str, Any]:
         name: GraphArm(directory / cut, how, task["hidden"], released=name != "exact")
         for name, (cut, how) in ways.items()
     }
-    stage.have((), tuple(task["mbit_per_s"]))
+    stage.have((), task["mbit_per_s"])
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0.0)
     settled, epochs = 10, max(task["epochs"], 15)  # after 2 r epochs the delayed answers arrive too
@@ -172,7 +172,7 @@ def unequal(me: StageWorker) -> dict[str, Any]:
     that move by measured time."""
     task, stage, directory = me.task, me.stage, me.directory
     arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne", "regions")}
-    stage.have(tuple(task["cores"]), ())
+    stage.have(task["cores"], ())
     taken: dict[str, list[float]] = {name: [] for name in arms}
     worked: dict[str, list[list[float]]] = {name: [] for name in arms}
     for number in range(-SETTLE, task["blocks"]):

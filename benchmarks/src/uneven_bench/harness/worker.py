@@ -53,7 +53,7 @@ def work(play: Callable[[StageWorker], Any], before: Callable[[dict[str, Any], i
     torch.set_num_threads(1)
     directory, world = Path(sys.argv[1]), discover()
     _print_into(directory / f"output-{world.rank}.txt")
-    task = json.loads((directory / _TASK).read_text())
+    task = tuples(json.loads((directory / _TASK).read_text()))
     if before is not None:
         before(task, world.rank)
     stage = OnStage(directory, world.rank, task.get("what", ""))
@@ -64,6 +64,13 @@ def work(play: Callable[[StageWorker], Any], before: Callable[[dict[str, Any], i
         (directory / _RESULTS).write_text(json.dumps(result))
     connection.close()
     stage.close()
+
+
+def tuples(told: Any) -> Any:
+    """Return JSON with tuples for lists, as a case had them."""
+    if isinstance(told, dict):
+        return {key: tuples(value) for key, value in told.items()}
+    return tuple(map(tuples, told)) if isinstance(told, list) else told
 
 
 def _print_into(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,10 @@ from uneven_bench.workloads.named import workload
 _RIVAL = "rival:"
 
 
-def case_of(told: Mapping[str, Any]) -> LbBspCase:
-    """Return a case from its JSON."""
-    return LbBspCase(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
-
-
 def play(me: StageWorker) -> dict[str, Any]:
     """Play the cases one after the other, and return their results by name."""
     found = {}
-    for case in map(case_of, me.task["cases"]):
+    for case in (LbBspCase(**one) for one in me.task["cases"]):
         me.stage.scene = case.name
         run = _LbBspRun(case, workload(case.workload, me.task["data"]), me)
         found[case.name] = run.play()

@@ -254,7 +254,7 @@ def unequal(me: StageWorker) -> dict[str, Any]:
         torch.manual_seed(0)
         arms["torch's"] = Plain(timed.make(), "muon")
     torch.manual_seed(1 + dist.get_rank())
-    stage.have(tuple(task["cores"]), ())
+    stage.have(task["cores"], ())
     x, y = timed.draw(batch)
     taken: dict[str, list[float]] = {name: [] for name in arms}
     worked: list[list[float]] = []
@@ -335,7 +335,7 @@ def _limit_s(
 def links(me: StageWorker) -> dict[str, Any]:
     """Run :func:`steps` on links of limited Mbit/s."""
     task, stage = me.task, me.stage
-    stage.have((), tuple(task["mbit_per_s"]))
+    stage.have((), task["mbit_per_s"])
     found = steps(me)
     stage.lift()
     return found

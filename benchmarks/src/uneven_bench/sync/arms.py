@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import uneven
 from uneven.policy.core.registry import parse_spec
@@ -27,24 +28,12 @@ from uneven_bench.sync.cases import HIVEMIND, TORCHFT
 from uneven_bench.workloads.base import Images, whole
 
 
-class EvenSampler(Sampler[list[int]]):
-    """This rank's equal part of every global batch, epoch after epoch, in a session loader's order."""
-
-    def __init__(self, length: int, batch: int, rank: int, workers: int, seed: int = 0) -> None:
-        self._length = length
-        self._batch = batch
-        self._rank = rank
-        self._total = batch * workers
-        self._seed = seed
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch = 0
-        while True:
-            order = epoch_order(length=self._length, seed=self._seed, epoch=epoch)
-            for first in range(0, self._length - self._total + 1, self._total):
-                start = first + self._rank * self._batch
-                yield order[start : start + self._batch].tolist()
-            epoch += 1
+def even_batches(length: int, batch: int, rank: int, workers: int, seed: int = 0) -> Iterator[list[int]]:
+    """Yield this rank's equal part of every global batch, epoch after epoch, in a session loader's order."""
+    for epoch in count():
+        order = epoch_order(length=length, seed=seed, epoch=epoch)
+        for first in range(0, length - batch * workers + 1, batch * workers):
+            yield order[first + rank * batch : first + (rank + 1) * batch].tolist()
 
 
 def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
@@ -170,8 +159,8 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
 
 def loader_of(data: TensorDataset, batch: int, seed: int) -> DataLoader[Any]:
     """Return torch's loader, for arms without a session."""
-    sampler = EvenSampler(len(data), batch, dist.get_rank(), dist.get_world_size(), seed)
-    return DataLoader(Images(data), batch_sampler=sampler, collate_fn=whole)
+    batches = even_batches(len(data), batch, dist.get_rank(), dist.get_world_size(), seed)
+    return DataLoader(Images(data), batch_sampler=batches, collate_fn=whole)
 
 
 def _for_ever(loader: Any) -> Generator[Any, None, None]:

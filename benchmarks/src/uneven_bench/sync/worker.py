@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,9 @@ _LOOKED_AT = 2000  # held-out images of a loss
 _FIRST_STEPS = 2  # steps by which an arm with waiting measures the steps of a round
 
 
-def case_of(told: Mapping[str, Any]) -> SyncCase:
-    """Return a case from its JSON."""
-    rows = {key: tuple(told[key]) for key in ("shares", "rounds_s", "sites")}
-    return SyncCase(**{**told, **rows, "lines": tuple(map(tuple, told["lines"]))})
-
-
 def play(me: StageWorker) -> dict[str, Any]:
     """Play the case of the task."""
-    run = _SyncRun(case_of(me.task["case"]), me)
+    run = _SyncRun(SyncCase(**me.task["case"]), me)
     result = run.play()
     run.close()
     return result
@@ -46,7 +39,7 @@ def before(task: dict[str, Any], rank: int) -> None:
     """Choose this worker's site. Flush subnormal numbers to zero in every arm, as a user would: the momentum of dead
     units decays to numbers below 1.2e-38, which cost a processor a hundred times as much. With a block momentum of
     0.875, three units in four of this network died; a step took three times as long, with the same loss."""
-    case = case_of(task["case"])
+    case = SyncCase(**task["case"])
     os.environ[SITE_VARIABLE] = case.sites[rank] if case.sites else f"site{rank * 2 // case.workers}"
     if not torch.set_flush_denormal(True):
         sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
