@@ -12,10 +12,9 @@ from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolat
 from uneven_bench.graph import rivals
 from uneven_bench.graph.cuts import cuts
 from uneven_bench.graph.graphs import FILES, bench_graph
-from uneven_bench.graph.kernels import geometric, kernel_cell
+from uneven_bench.graph.kernels import geometric, keep_memory, kernel_cell
 from uneven_bench.graph.large import large
 from uneven_bench.graph.steps import learnt, step_cell
-from uneven_bench.graph.turns import keep_memory
 from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.threads import threads
 from uneven_bench.harness.worker import staged

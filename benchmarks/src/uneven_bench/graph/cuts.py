@@ -31,17 +31,15 @@ OURS = ("ne", "libra", "hdrf", "dbh", "random")
 
 def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """Cut one graph. Result: ``rows`` (parts → method → rows that an exchange moves each way), ``balance`` (the same,
-    most edges of a part over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target``
-    (of ne at unequal shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``."""
+    most edges of a part over its share), ``cost_over_target`` (of ne at unequal shares, the fullest part),
+    ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``."""
     edges = one.edges
-    found: dict[str, Any] = {"rows": {}, "balance": {}, "metis_halo_rows": {}}
+    found: dict[str, Any] = {"rows": {}, "balance": {}}
     for count in parts:
         each = (1.0 / count,) * count
         told = {method: _judged(edges, cut(edges, method, each, 0, BETA), each) for method in OURS}
         found["rows"][count] = {method: shown.clone_rows for method, shown in told.items()}
         found["balance"][count] = {method: shown.balance for method, shown in told.items()}
-        if not isinstance(rivals.metis(), str):
-            found["metis_halo_rows"][count] = _halo(edges, count)
     found["cost_over_target"] = over_target(edges, cut(edges, "ne", SHARES, 0, BETA), SHARES)
     quarter = (0.25,) * 4
     arms: dict[str, Callable[[], Any]] = {method: partial(cut, edges, method, quarter, 0, BETA) for method in OURS}
@@ -69,18 +67,6 @@ def _judged(edges: EdgeList, found: EdgeCut, shares: tuple[float, ...]) -> Any:
 
 def _held(edges: EdgeList, found: EdgeCut) -> Any:
     return Holders.of(edges.ordered(found.order), found.bounds).held
-
-
-def _halo(edges: EdgeList, parts: int) -> int:
-    """Return the rows that METIS' edge cut moves one way: vertices with an edge to another part."""
-    order = np.argsort(edges.target, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(edges.target, minlength=edges.vertices))])
-    metis = rivals.metis()
-    _, part = metis.part_graph(parts, metis.CSRAdjacency(starts, edges.source[order]))
-    part = np.asarray(part)
-    key = edges.source.astype(np.int64) * parts + part[edges.target]
-    own = np.arange(edges.vertices, dtype=np.int64) * parts + part
-    return len(np.setdiff1d(np.unique(key), own))
 
 
 def _dgl_libra(one: BenchGraph, parts: int) -> None:

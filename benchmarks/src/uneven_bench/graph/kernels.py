@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +21,14 @@ from uneven_bench.harness.figures import Spread, by_turns
 
 Arms = dict[str, Callable[[], Any]]
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 PYG = ("pyg csr", "pyg EdgeIndex", "pyg csr reduce")
 
 
 def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> dict[str, Any]:
     """Measure one graph at one width, in the file's order of vertices. ``backward``: forward and backward of the mean
     instead of the sum's forward. Result: ``seconds`` (arm → median), ``ratios`` (rival → speed-up of ours), ``middle``
-    (the same, its middle half), ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``. Raises
-    TrainingError: arms disagree."""
+    (the same, its middle half), ``bag`` (rival → the same of embedding_bag's). Raises TrainingError: arms disagree."""
     torch.manual_seed(0)
     x = torch.randn(graph.edges.vertices, width)
     arms = (_means if backward else _sums)(graph, x)
@@ -35,13 +37,11 @@ def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> d
     taken["pyg"] = min((taken[name] for name in PYG if name in taken), key=statistics.median, default=[])
     rows = {name: each for name, each in taken.items() if each}
     others = [name for name in rows if name not in ("ours", "bag", *PYG)]
-    medians = {name: statistics.median(each) for name, each in rows.items()}
     return {
-        "seconds": medians,
+        "seconds": {name: statistics.median(each) for name, each in rows.items()},
         "ratios": {name: Spread.ratio(rows[name], rows["ours"]).median for name in [*others, "bag"]},
         "middle": {name: Spread.ratio(rows[name], rows["ours"]).pair for name in [*others, "bag"]},
         "bag": {name: Spread.ratio(rows[name], rows["bag"]).median for name in others},
-        "gathered_gb_per_s": (2 if backward else 1) * len(graph.edges) * width * 4 / medians["ours"] / 1e9,
     }
 
 
@@ -112,3 +112,13 @@ def _agree(arms: Arms) -> None:
 
 def geometric(each: Sequence[float]) -> float:
     return statistics.geometric_mean(each)
+
+
+def keep_memory() -> bool:
+    """Let malloc keep freed memory in this process, and return whether it does."""
+    if not sys.platform.startswith("linux"):
+        return False
+    # By default glibc returns buffers above 32 MB to the system, and each new one costs page faults, more than a
+    # kernel's work.
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(M_MMAP_THRESHOLD, 1 << 30) and libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))

@@ -46,12 +46,6 @@ def pyg() -> Any:
         return found if isinstance(found, str) else _imported("torch_geometric")
 
 
-@cache
-def metis() -> Any:
-    """Return pymetis, or the reason."""
-    return _imported("pymetis")
-
-
 def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -61,7 +55,7 @@ def _imported(name: str) -> Any:
 
 def left_out() -> dict[str, str]:
     """Return rival → the reason why it is left out."""
-    every = {"DGL": dgl(), "PyG": pyg(), "pymetis": metis()}
+    every = {"DGL": dgl(), "PyG": pyg()}
     return {name: one for name, one in every.items() if isinstance(one, str)}
 
 
