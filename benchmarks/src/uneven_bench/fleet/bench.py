@@ -9,19 +9,19 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any
 
 import uneven.fleet as fleet
 from uneven.errors import TrainingError
 from uneven.fleet.engine.fleet_options import Options
 from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven_bench.fleet import tensor_socket as fleet_socket
-from uneven_bench.fleet import tune as fleet_tune
 from uneven_bench.fleet.baseline import baseline, figures
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
+from uneven_bench.fleet.tensor_socket import tensorsocket
+from uneven_bench.fleet.tune import ray_tune
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 from uneven_bench.harness.figures import in_turns
@@ -40,19 +40,8 @@ METHODS = {
 }
 
 
-class Rival(NamedTuple):
-    """A third-party method that may not be installed."""
-
-    heading: str
-    installed: Callable[[], bool]
-    train: Callable[[fleet.Ensemble, int], dict[str, Any]]
-
-
-RIVALS = {
-    "ray-tune": Rival("× Tune", fleet_tune.installed, fleet_tune.ray_tune),
-    "tensorsocket": Rival("× TensorSocket", fleet_socket.installed, fleet_socket.tensorsocket),
-}
-"""Method → its requirement and its training; all other methods are always there."""
+RIVALS = {"ray-tune": ("ray", ray_tune), "tensorsocket": ("tensorsocket", tensorsocket)}
+"""Method → the package that it needs, and its training; all other methods are always there."""
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
@@ -117,7 +106,7 @@ def measure(
 
 def methods_here() -> tuple[str, ...]:
     """Return all methods without rivals that are not installed."""
-    return tuple(name for name in METHODS if name not in RIVALS or RIVALS[name].installed())
+    return tuple(name for name in METHODS if name not in RIVALS or find_spec(RIVALS[name][0]) is not None)
 
 
 def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
@@ -132,7 +121,7 @@ def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) ->
     if method == "baseline":
         return baseline(asked, SLOTS)
     if method in RIVALS:
-        return RIVALS[method].train(asked, SLOTS)
+        return RIVALS[method][1](asked, SLOTS)
     options = Options(rates=rates, preprocessors=SLOTS, together=False)
     if method == "fleet-l":
         options = replace(options, paradigm=Paradigm.LOCAL)
@@ -191,13 +180,9 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     return {
         "methods": methods,
-        **{_speedup(name): times(name, "wall_s") for name in _COMPARED},
+        **{
+            f"speedup_vs_{name.replace('-', '_')}": times(name, "wall_s")
+            for name in ("baseline", "homogeneous", *RIVALS)
+        },
         "preprocess_saving": times("baseline", "preprocess_cpu_s"),
     }
-
-
-_COMPARED = {"baseline": "× baseline", "homogeneous": "× homog."} | {name: one.heading for name, one in RIVALS.items()}
-
-
-def _speedup(over: str) -> str:
-    return f"speedup_vs_{over.replace('-', '_')}"

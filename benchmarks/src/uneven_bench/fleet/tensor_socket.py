@@ -21,7 +21,6 @@ Its processes start and import it before the clock starts, as Ray does.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +34,6 @@ from uneven_bench.fleet.baseline import figures
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0  # the longest time without the end of an epoch; then a process hangs
-
-
-def installed() -> bool:
-    """Return whether TensorSocket is installed; none of our extras brings it."""
-    return importlib.util.find_spec("tensorsocket") is not None
 
 
 def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:

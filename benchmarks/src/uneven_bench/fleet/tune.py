@@ -6,7 +6,6 @@ before the clock.
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import time
 from typing import Any
@@ -15,11 +14,6 @@ from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
 from uneven_bench.fleet.baseline import figures, train_member
 from uneven_bench.harness.ray_rival import ray_cluster, ray_fit
-
-
-def installed() -> bool:
-    """Return whether Ray is installed; our extra ``ray`` brings Tune."""
-    return importlib.util.find_spec("ray") is not None
 
 
 def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
