@@ -1,21 +1,19 @@
 """The live report of a run on the loopback interface: drawn by the browser, updated by server-sent events."""
 
-import hmac
 import json
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from uneven.errors import ConfigError, JournalError
 from uneven.journal.reader import rank_paths
 from uneven.journal.report.html import report_page
+from uneven.journal.report.http_server import HttpServer, TokenHandler
 from uneven.journal.report.page import BESIDE, Page, escape, head, plotly
 
-LOOPBACK = "127.0.0.1"
 _BREATH = 10.0  # least pause ÷ duration of a drawing, so that a long run's page costs at most a tenth of a core
 _ALIVE_EVERY_S = 15.0
 _FIRST_WITHIN_S = 5.0
@@ -112,7 +110,7 @@ class LiveReport:
         return {"lead": page.lead, "advice": page.advice, "parts": parts, "problem": problem}
 
 
-class WebServer:
+class WebServer(HttpServer):
     """A server of a run's page at ``address`` (with its token) until it is closed; a ``with`` block closes it.
 
     ``page`` draws the page again after each change.
@@ -125,85 +123,33 @@ class WebServer:
         self, run: Path, *, port: int = 0, every_s: float = 1.0, page: Callable[[Path], Page] = report_page
     ) -> None:
         self._live = LiveReport(run, every_s, page)
-        token = secrets.token_urlsafe(24)
-        handler = type("Handler", (_Handler,), {"live": self._live, "token": token})
         try:
-            self._server = ThreadingHTTPServer((LOOPBACK, port), handler)
-        except OSError as error:
+            super().__init__(_Handler, port, live=self._live, token=secrets.token_urlsafe(24))
+        except ConfigError:
             self._live.close()
-            raise ConfigError(
-                f"port {port} on {LOOPBACK} cannot be used ({error.strerror}): give another one with --port, or none"
-            ) from error
-        self._server.daemon_threads = True
-        self.port: int = self._server.server_address[1]
-        self.address = f"http://{LOOPBACK}:{self.port}/{token}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="uneven-web", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        self._thread.join()
+            raise
 
     def close(self) -> None:
         self._live.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(TokenHandler):
     live: LiveReport
-    token: str
-    server_version, sys_version = "uneven", ""
-    timeout = 60.0  # of a silent connection
 
     def do_GET(self) -> None:
-        # DNS rebinding: a foreign page may reach this port under its own host name. So check Host and Origin first,
-        # also if the token is right. The token in the address is the only credential.
-        host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
-        own = (host, host.replace(LOOPBACK, "localhost"))
-        origin = self.headers.get("Origin")
-        if self.headers.get("Host") not in own or origin not in (None, *(f"http://{one}" for one in own)):
-            self.send_error(403)
-            return
-        _, token, rest = self.path.split("/", 2) if self.path.count("/") > 1 else ("", "", "")
-        # In constant time, and with the answer of a missing page: a guess learns nothing.
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
-            self.send_error(404)
-        elif rest == "":
-            self._send("text/html; charset=utf-8", _shell(self.live))
+        rest = self.asked()
+        if rest == "":
+            self.answer("text/html; charset=utf-8", _shell(self.live).encode(), Content_Security_Policy=_POLICY)
         elif rest == BESIDE:
-            self._send("text/javascript; charset=utf-8", plotly())
+            self.answer("text/javascript; charset=utf-8", plotly().encode())
         elif rest == "events":
             self._stream()
-        else:
+        elif rest is not None:
             self.send_error(404)
 
-    def _head(self, kind: str) -> None:
-        self.send_response(200)
-        for name, value in (
-            ("Content-Type", kind),
-            ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Content-Security-Policy", _POLICY),
-        ):
-            self.send_header(name, value)
-
-    def _send(self, kind: str, text: str) -> None:
-        body = text.encode()
-        self._head(kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
     def _stream(self) -> None:
-        self._head("text/event-stream")
+        self.head("text/event-stream")
         self.end_headers()
         version = 0
         while not self.live.closed:
@@ -213,9 +159,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
             except (ConnectionError, TimeoutError):
                 return  # the browser has closed the page
-
-    def log_message(self, format: str, *values: object) -> None:
-        """Log nothing, because the address contains the token."""
 
 
 def _shell(live: LiveReport) -> str:
