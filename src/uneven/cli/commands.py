@@ -27,6 +27,7 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("measure-link", "uneven.cli.measure_link:command", "Measure the link between two machines."),
         CliCommand("fleet", "uneven.cli.fleet:app", "Train many models together on shared data."),
         CliCommand("search", "uneven.cli.search:app", "Search for the best settings of a training."),
+        CliCommand("tables", "uneven.cli.tables:app", "Serve look-ups in embedding tables, also while they train."),
         CliCommand("graph", "uneven.cli.graph:app", "Partition a graph for training on several workers."),
         CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
         CliCommand("runs", "uneven.cli.runs:runs", "List the runs in a folder, with the next command of each."),

@@ -19,7 +19,7 @@ from uneven.embedding.pure.route import Routed
 from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_conversation import TableLink
-from uneven.embedding.pure.table_wire import Say, TableMessage
+from uneven.embedding.pure.table_wire import READER, Say, TableMessage
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.runtime.parameter_server.connection import ShardLine
 
@@ -46,6 +46,8 @@ class TableClient:
                 f"tables on {len(shards)} shards, but a connection to {line.shards}: give all the same --tables"
             )
         self.rank = rank
+        self.specs = tuple(shards)
+        self._who = f"rank {rank}" if rank < READER else "a reader"
         self.timeout_s = timeout_s
         self.halves = halves
         self.kernels = kernels
@@ -123,6 +125,10 @@ class TableClient:
             staleness.update({int(key): many for key, many in one["staleness"].items()})
         return TableStats(counts, staleness, self.lost, self.restarts)
 
+    def updates(self) -> int:
+        """Return the updates of all workers that the shards have applied."""
+        return max(int(one["version"]) for one in self._told().values())
+
     def speeds(self) -> list[float]:
         """Return each shard's speed in row numbers per µs; an idle shard gets the mean of the others."""
         counts = [one["counts"] for one in self._told().values()]
@@ -189,7 +195,7 @@ class TableClient:
             assert answer is not None
             if answer.kind is Say.REFUSED:
                 raise PeerError(
-                    f"rank {self.rank}: shard {shard} of the tables at {self.line.where(shard)} rejected {what} "
+                    f"{self._who}: shard {shard} of the tables at {self.line.where(shard)} rejected {what} "
                     f"({answer.text}): do all workers have the same tables, and the same version of uneven?"
                 )
         return {shard: answer for shard, answer in found.items() if answer is not None}
@@ -199,11 +205,9 @@ class TableClient:
             missing = [shard for shard, number in keys if self._answers.get((shard, number)) is None]
             names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing)
             self.drop(dict(keys))  # a late answer would otherwise stay in `_answers`
-            raise PeerError(
-                f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names} of the tables"
-            )
+            raise PeerError(f"{self._who}: no answer to {what} within {self.timeout_s:g} s from {names} of the tables")
         if self._error is not None and not done():
-            raise PeerError(f"rank {self.rank}: the line to the tables has ended: {self._error}") from self._error
+            raise PeerError(f"{self._who}: the line to the tables has ended: {self._error}") from self._error
 
     def drop(self, numbers: dict[int, int]) -> None:
         with self._changed:
@@ -220,7 +224,7 @@ class TableClient:
     def _post(self, shard: int, kind: Say, bags: tuple[Bags, ...], version: int) -> None:
         with self._changed:
             if self._error is not None:
-                raise PeerError(f"rank {self.rank}: the line to the tables has ended: {self._error}") from self._error
+                raise PeerError(f"{self._who}: the line to the tables has ended: {self._error}") from self._error
             self.line.post(shard, self._links[shard].change(kind, bags, version))
 
 

@@ -82,21 +82,18 @@ class TableFiles:
 
     def load(self, folder: str, holding: Holding) -> None:
         """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated or misshapen."""
-        ranges = [
-            (table, start, stop)
-            for mark in sorted(Path(folder).glob("shard-*.json"))
-            for table, start, stop in json.loads(mark.read_bytes())["ranges"]
-        ]
+        saves = newest_saves(Path(folder)).values()
+        ranges = [(*one, where) for where, said in saves for one in said["ranges"]]
         for held in holding:
             # All tables are checked before any row changes.
-            _check_once(folder, held, [(start, stop) for table, start, stop in ranges if table == held.table])
+            _check_once(folder, held, [(start, stop) for table, start, stop, _ in ranges if table == held.table])
         for held in holding:
             if held.map is not None:
                 held.map.clear()
-            for table, start, stop in ranges:
+            for table, start, stop, where in ranges:
                 low, high = max(start, held.start), min(stop, held.stop)
                 if table == held.table and low < high:
-                    stem = Path(folder) / f"{table}-{start}-{stop}"
+                    stem = where / f"{table}-{start}-{stop}"
                     if held.map is None:
                         _read(stem, held, start, low, high)
                     else:
@@ -109,6 +106,17 @@ class TableFiles:
         assert self.own is not None
         # the newer save survives a failed one
         return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
+
+
+def newest_saves(folder: Path) -> dict[int, tuple[Path, dict[str, Any]]]:
+    """Return the place and the description of each shard's newest save in ``folder``, which may be an automatic one."""
+    found: dict[int, tuple[Path, dict[str, Any]]] = {}
+    for mark in (*folder.glob("shard-*.json"), *folder.glob("[ab]/shard-*.json")):
+        number = int(mark.stem[6:]) if mark.stem[6:].isdecimal() else -1
+        said = _said(mark.parent, number)
+        if said and (number not in found or said["version"] > found[number][1]["version"]):
+            found[number] = mark.parent, said
+    return found
 
 
 def _stem(held: HeldRange) -> str:

@@ -12,7 +12,7 @@ from shards_in_memory import TABLES, MemoryShards
 
 from uneven.embedding.pure.row_optimizers import Bags
 from uneven.embedding.pure.shard_tables import ShardSpec
-from uneven.embedding.pure.table_wire import ENTRY_BYTES, HEADER_BYTES, Say, TableMessage, decode, encode
+from uneven.embedding.pure.table_wire import ENTRY_BYTES, HEADER_BYTES, READER, Say, TableMessage, decode, encode
 from uneven.embedding.table_client import TableClient
 from uneven.errors import PeerError
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
@@ -230,6 +230,7 @@ def test_damaged_messages_change_nothing_and_end_nothing() -> None:
         for one in (
             TableMessage(kind=Say.LOOKUP, life=1, table=table, bags=(Bags(0, 4, 3, ids, 1),)),
             TableMessage(kind=Say.OPEN, table=table, text=shards.specs[0].text),
+            TableMessage(kind=Say.READ, rank=READER, life=1, table=table, bags=(Bags(0, 4, 3, ids, 1),)),
             message(table=table, life=1, sequence=2),
             message(table=table, life=1, sequence=3, kind=Say.FLUSH, bags=()),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,6 +50,15 @@ class ShardSpec:
             return cls(TableSpec.read(tables), found)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of a shard: {error!r}") from error
+
+
+def whole_tables(found: Mapping[int, ShardSpec]) -> tuple[ShardSpec, ...] | None:
+    """Return the specifications of all shards if those found by number hold all rows; others then hold none."""
+    tables = found[min(found)].tables if found else None
+    rows = sum(part.rows for one in found.values() for part in one.ranges)
+    if tables is None or rows < sum(one.held for one in tables.tables):
+        return None
+    return tuple(found.get(number) or ShardSpec(tables, ()) for number in range(max(found) + 1))
 
 
 class HeldRange(NamedTuple):

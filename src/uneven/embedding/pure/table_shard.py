@@ -17,7 +17,7 @@ import numpy as np
 
 from uneven.embedding.pure.row_optimizers import Bags, Kernels, finite
 from uneven.embedding.pure.shard_tables import Holding, ShardSpec
-from uneven.embedding.pure.table_wire import CHANGING, Say, TableMessage, decode
+from uneven.embedding.pure.table_wire import CHANGING, READER, READING, Say, TableMessage, decode
 from uneven.errors import CheckpointError, ConfigError
 from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.wire import Refusal, Refused
@@ -62,7 +62,7 @@ class TableShard:
 
     Attributes:
         counts: numbers (in rows looked up or updated), busy_us, applied, repeated, gaps, lookups, rows, nonfinite,
-            left, and one count per reason of a rejection; statistics add those of
+            left, served lookups and rows (of readers), and one count per reason of a rejection; statistics add those of
             :class:`uneven.embedding.pure.dynamic_ids.IdMap`.
     """
 
@@ -99,10 +99,13 @@ class TableShard:
             message = decode(frames)
             if message.kind >= Say.WELCOME:
                 raise Refused(Refusal.DIRECTION)
-            if message.rank not in self._crew:
+            reads = message.rank >= READER
+            if not reads and message.rank not in self._crew:
                 raise Refused(Refusal.RANK)
             rank, number = message.rank, message.number
-            trainer = self._crew[rank]
+            if reads and message.kind not in READING:
+                raise Refused(Refusal.READER)
+            trainer = KnownTrainer() if reads else self._crew[rank]  # of a reader nothing is kept
             trainer.heard_s = now_s  # before its content is checked: an invalid request is a heartbeat, too
             return rank, self._timed(message, trainer, now_s)
         except Refused as refused:
@@ -115,7 +118,7 @@ class TableShard:
     def _timed(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
         began_s = self.clock()
         answer = self._answer(m, trainer, now_s)
-        if m.bags:
+        if m.bags and m.rank < READER:
             self.counts["busy_us"] += round(1e6 * (self.clock() - began_s))
             self.counts["numbers"] += sum(one.width * len(one.ids) for one in m.bags if one.ids is not None)
         return answer
@@ -130,6 +133,8 @@ class TableShard:
         return self._wake() + self._save(now_s)
 
     def _answer(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
+        if m.kind is Say.OPEN and m.rank >= READER:  # no answer before the first worker: the reader greets again
+            return [] if self.holding is None else [self._to(m, Say.WELCOME, text=self.holding.spec.text)]
         if m.kind is Say.OPEN:
             return [self._open(m, trainer, now_s)]
         if self.holding is None or m.life != self.life:
@@ -247,7 +252,7 @@ class TableShard:
         return ""
 
     def _pooled(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> TableMessage:
-        answers = []
+        answers, served = [], "served " * (m.rank >= READER)
         for one in m.bags:
             group = self._group(one, holding)
             assert one.ids is not None  # wire.decode has checked
@@ -257,8 +262,8 @@ class TableShard:
             values = self.kernels.lookup(rows, _found(one, holding, counted=m.kind is Say.LOOKUP))
             found = self.kernels.halved(values) if m.halves else values
             answers.append(Bags(one.group, rows.shape[1], one.count, values=found))
-            self.counts["rows"] += len(one.ids)
-        self.counts["lookups"] += 1
+            self.counts[f"{served}rows"] += len(one.ids)
+        self.counts[f"{served}lookups"] += 1
         return self._to(m, Say.POOLED, sequence=trainer.sequence, bags=tuple(answers))
 
     def _change(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> list[TableMessage]:

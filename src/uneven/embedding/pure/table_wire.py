@@ -65,6 +65,12 @@ class Say(IntEnum):
     NAMED = 41  # the ids, and their slots
 
 
+READER = 1 << 31
+"""Ranks from here on are readers: no worker waits for them, and they cannot change anything."""
+
+READING = frozenset({Say.OPEN, Say.PING, Say.READ, Say.STATS, Say.LEAVE})
+"""Kinds that a shard accepts from a reader. It welcomes one with the shard's specification as text."""
+
 CHANGING = frozenset({Say.GRADIENT, Say.WRITE})
 """Kinds that change rows, each message with a sequence number."""
 

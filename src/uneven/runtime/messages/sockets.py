@@ -52,7 +52,7 @@ class ShardSockets:
     Args:
         directory: that of :func:`uneven.runtime.messages.keys.make_keys`; the shard writes its address there.
         number: of this shard, from 0.
-        bind: address to listen on.
+        bind: address to listen on, with a port or without.
 
     Raises:
         ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.
@@ -140,15 +140,17 @@ class ShardSockets:
 
     def _send(self, replies: Iterable[Any]) -> None:
         for reply in replies:
-            if reply.rank not in self._routes:
-                continue
-            socket, route = self._routes[reply.rank]
-            try:
-                socket.send_multipart([route, *self._encode(reply)], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError as error:
-                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                    raise
-                self.shard.counts["unsent"] += 1  # it has failed, or reads too slowly, and asks again later
+            if reply.rank in self._routes:
+                socket, route = self._routes[reply.rank]
+                self._reply(socket, [route, *self._encode(reply)])
+
+    def _reply(self, socket: Any, frames: list[Any]) -> None:
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self.shard.counts["unsent"] += 1  # it has failed, or reads too slowly, and asks again later
 
 
 class ShardThread:
@@ -189,12 +191,15 @@ class ShardThread:
 
 
 def _bind(socket: Any, target: str, before: str | None) -> str:
-    """Bind to the address of an earlier life if possible, otherwise to any free port of ``target``."""
+    """Bind to the address of an earlier life if possible, otherwise to the port of ``target``, or to any free one."""
     if before is not None and before.rpartition(":")[0] == target:
         with contextlib.suppress(zmq.error.ZMQBindError, zmq.ZMQError):
             socket.bind(before)
             return before
     try:
+        if target.rpartition(":")[2].isdecimal():
+            socket.bind(target)
+            return target
         port = socket.bind_to_random_port(target)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot listen at {target!r}: {error}; name tcp://ADDRESS of this machine") from error

@@ -107,6 +107,7 @@ class Refusal(Enum):
     UNASKED = "an offer that was not asked for"
     ROW = "a row that is not on this shard"
     SPEC = "impossible tables"
+    READER = "not for a reader"
 
 
 class Refused(ValueError):
