@@ -46,6 +46,7 @@ def test_good_inputs_are_taken(tmp_path: Path) -> None:
         "search": [mutations_seeds.SEARCH],
         "searched": [mutations_seeds.SEARCHED],
         "study of Optuna": [mutations_seeds.study()],
+        "look-up": mutations_seeds.LOOK_UPS,
         "command line": mutations_seeds.COMMANDS,
     }
     assert list(good) == [one.name for one in TARGETS]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uneven.errors import ConfigError
-from uneven_bench.recommendation import faults, quality, tuning
+from uneven_bench.recommendation import faults, quality, serving, tuning
 from uneven_bench.recommendation.bench import CASES, QUICK, SPEED, MeasuredTrainers, _measured, judged, run
 from uneven_bench.recommendation.clicks import Clicks
 from uneven_bench.recommendation.page import scaling_page
@@ -165,3 +165,10 @@ def test_a_shard_of_a_pass_is_killed_and_one_saves(monkeypatch: pytest.MonkeyPat
     assert saved["gigabytes"] == pytest.approx(0.01, rel=0.01)
     assert saved["written_gigabytes"] == pytest.approx(0.01 * 17 / 16, rel=0.01), "and Adagrad's sums"
     assert saved["more_bytes"] >= 0
+
+
+def test_latencies_are_quantiles_and_rates_are_of_a_span() -> None:
+    assert serving.quantiles([0.001] * 99 + [0.101]) == {"p50": 1.0, "p99": pytest.approx(2.0)}
+    ends_s = np.concatenate([np.arange(0, 10, 0.1), np.arange(10, 20, 0.2)])
+    assert serving.rate(ends_s, 1.01, 8.99) == pytest.approx(10.0)
+    assert serving.rate(ends_s, 10.01, 18.99) == pytest.approx(5.0)

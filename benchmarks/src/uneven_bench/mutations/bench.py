@@ -21,7 +21,7 @@ from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
 from uneven_bench.harness.show import Progress
 
-EACH = 800  # inputs for each target; there are eight
+EACH = 800  # inputs for each target
 QUICK_EACH = 50
 SEED = 20261124
 LIMIT_S = 20.0  # seconds of one input; the slowest good one takes a tenth of that on an idle machine

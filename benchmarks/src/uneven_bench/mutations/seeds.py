@@ -7,6 +7,7 @@ import json
 import shlex
 import sqlite3
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from uneven.embedding.pure.config import SGD, Table, TableSpec
+from uneven.embedding.pure.route import Router
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.sharding_plan import place
 from uneven.policy.core import records
 
 PLAYED_NODES = 64  # the largest number of nodes of a simulated cluster
@@ -35,6 +40,22 @@ SEARCHED = _good("searched.jsonl")
 CLUSTERS = _good("cluster.toml"), _good("cluster_of_a_series.toml")
 ENSEMBLE = _good("ensemble.toml")
 COMMANDS = tuple(map(shlex.split, _good("commands.txt").decode().splitlines()))
+
+
+TABLES = TableSpec(
+    (Table(50, 4, "item"), Table(None, 4, "user", ("user", "item")), Table(9, 2, "tags", no_id=0)), SGD()
+)
+
+
+@cache
+def router() -> Router:
+    return Router(TABLES, [ShardSpec(TABLES, ranges) for ranges in place(TABLES.tables, 2)])
+
+
+LOOK_UPS = (
+    b'{"ids": {"item": [3, 49], "user": [-5, 70000000000], "tags": [[1, 2, 0], []]}}',
+    b'{"ids": {"item": [[3], [49, 1]], "user": [1, 2], "tags": [1, 2]}}',
+)
 
 
 def lay_out(here: Path) -> None:

@@ -225,6 +225,13 @@ def _study(data: bytes) -> None:
     assert all((params, -score) in known for params, score in found)
 
 
+def _look_up(data: bytes) -> None:
+    """Read a request for rows of three tables, and route it to their shards."""
+    from uneven.embedding.pure.lookup_request import read_request
+
+    seeds.router().route(read_request(data, seeds.TABLES))
+
+
 def _command(words: list[str]) -> None:
     seeds.lay_out(Path())
     quietly(words)
@@ -292,6 +299,7 @@ TARGETS: tuple[MutationTarget, ...] = (
     MutationTarget("search", _documents(seeds.SEARCH), _search),
     MutationTarget("searched", _documents(seeds.SEARCHED, json=True), _searched),
     MutationTarget("study of Optuna", lambda seed: make.documents(seed, [seeds.study()]), _study),
+    MutationTarget("look-up", _documents(*seeds.LOOK_UPS, json=True), _look_up),
     MutationTarget("command line", _commands(seeds.COMMANDS), _command),
 )
 

@@ -27,6 +27,7 @@ from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
+from uneven_bench.recommendation.serving import serve
 from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -80,7 +81,7 @@ SPEED = {
     ),
 }  # fmt: skip
 """The measurements of one case; in each round one after the other."""
-PARTS = (*SPEED, "quality", "killed", "checkpoint")
+PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve")
 QUICK = (
     "1 at 0.2 core", "2 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
     "DDP, sparse",
@@ -114,8 +115,9 @@ tables = partial(harness_tables, bars=BARS)
 
 def run(quick: bool, progress: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
     """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
-    :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged` and :mod:`uneven_bench.recommendation.faults` for
-    the result. Raises UnknownNameError: no such case. ConfigError: a report without the speed that it shows."""
+    :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, :mod:`uneven_bench.recommendation.faults` and
+    :func:`uneven_bench.recommendation.serving.serve` for the result. Raises UnknownNameError: no such case.
+    ConfigError: a report without the speed that it shows."""
     wanted = chosen(case, PARTS)
     if report is not None and case not in (None, "scaling"):
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
@@ -124,6 +126,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
         "quality": lambda: quality(1 if quick else _SEEDS, samples, QUICK_GRID if quick else GRID, progress),
         "killed": lambda: killed(1 if quick else _KILLED, samples, partial(progress, "killed")),
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
+        "serve": lambda: serve(*((1, 1.5) if quick else (5, 6.0)), partial(progress, "serve")),
     }
     found: dict[str, Any] = {"quick": quick}
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:
