@@ -12,6 +12,7 @@ from uneven.errors import ConfigError
 from uneven_bench.recommendation import faults, quality, serving, tuning
 from uneven_bench.recommendation.bench import CASES, QUICK, SPEED, MeasuredTrainers, _measured, judged, run
 from uneven_bench.recommendation.clicks import Clicks
+from uneven_bench.recommendation.disk import out_of_memory_rows
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import TWINS, WAYS, OnePass
 from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass
@@ -172,3 +173,13 @@ def test_latencies_are_quantiles_and_rates_are_of_a_span() -> None:
     ends_s = np.concatenate([np.arange(0, 10, 0.1), np.arange(10, 20, 0.2)])
     assert serving.rate(ends_s, 1.01, 8.99) == pytest.approx(10.0)
     assert serving.rate(ends_s, 10.01, 18.99) == pytest.approx(5.0)
+
+
+def test_a_table_on_disk_trains_next_to_one_in_memory_and_is_saved() -> None:
+    """Real servers, for two batches each."""
+    found = out_of_memory_rows(5000, 500 * 77, 0.0, 0.0, 1, lambda *_: None)["out_of_memory_rows"]
+    (memory,), (disk,) = found["by_round"].values()
+    assert found["vs_memory"] == disk / memory
+    assert found["examples_per_s"] == {"in memory": memory, "on disk": disk}
+    assert 1 < found["writes_per_example"] <= found["reads_per_example"] < 26
+    assert found["saved_bytes"] > 500 * 17 * 4

@@ -342,7 +342,7 @@ def preconditioners() -> None:
     """
 
 
-@bench("case", "report", whole="forty minutes", case="ten minutes", quick="a minute and a half")
+@bench("case", "report", whole="forty minutes", case="ten minutes", quick="two minutes")
 def recommendation() -> None:
     """Trainers with embedding tables on a server.
 
@@ -350,11 +350,12 @@ def recommendation() -> None:
     against one process, DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and
     server. Then log loss after one pass in virtual time, against one process, a synchronous batch of the same size and
     foreground twins, each tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in
-    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer continues. Last,
-    look-ups of other programs over HTTP and ZeroMQ while a trainer continues.
+    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer continues. Then
+    look-ups of other programs over HTTP and ZeroMQ while a trainer continues. Last, a table on disk with a tenth of its
+    rows in memory, against the same table in memory.
 
-    Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint, serve. --quick plays one round of a part of
-    them and one seed; --report draws how it scales.
+    Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint, serve, disk. --quick plays one round of a
+    part of them and one seed; --report draws how it scales.
     """
 
 

@@ -11,6 +11,7 @@
     a shard     table_host.py    its process; pure/table_shard.py: its answers
                 kernels.py       fast lookups and updates; pure/row_optimizers.py: their reference
                 pure/dynamic_ids.py, table_files.py          ids of any size → rows, and saved rows
+                pure/row_cache.py, table_disk.py             rows on disk: those in memory, and files
     a data set  logs.py          click logs; pure/columns.py: a block of their text as arrays
 
 Names are imported lazily, so a server's decisions need no torch. See docs/how-to/recommendation.md.

@@ -152,10 +152,13 @@ class TableAccess:
             self._shards = tuple(ShardSpec(self.spec, ranges) for ranges in plan)
             self._router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=table_wire)
-            self._client = TableClient(
+            client = TableClient(
                 world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, halves=self._halves
             )
-            stack.callback(self._client.close)
+            stack.callback(client.close)
+            if any(one.on_disk for one in self.spec.tables):
+                client.stats()  # a server without room for the rows answers so before the training
+            self._client = client
             self._closing = weakref.finalize(self, stack.pop_all().close)
             ends_with_the_program(self._closing)
         return self._client

@@ -147,8 +147,9 @@ class EmbeddingBagCollection(nn.Module):
         shards: number of shard threads in a single-process run; ``uneven run --tables K`` starts servers.
         wire: "float32", or "bfloat16" to halve the traffic between machines.
         save_every_s: seconds between automatic saves, from which a failed server restarts; None for never.
-        in_state_dict: whether ``state_dict()`` holds all rows. Pass False for growing tables and for tables larger than
-            a worker's memory; save these with :meth:`save_checkpoint` and :meth:`load_checkpoint`.
+        in_state_dict: whether ``state_dict()`` holds all rows. Pass False for growing tables, for tables on disk, and
+            for tables larger than a worker's memory; save these with :meth:`save_checkpoint` and
+            :meth:`load_checkpoint`.
         placed_by: folder of an earlier :meth:`save_checkpoint`: place tables by the lookups measured then, and by the
             servers' speeds if their number is the same. Must be the same for all workers.
 
@@ -246,7 +247,12 @@ class EmbeddingBagCollection(nn.Module):
 
         ``embedding_bags.<table>.weight`` has shape (rows, dim). A growing table has the rows of :meth:`grown` there,
         and its ids in ``embedding_bags.<table>.ids``.
+
+        Raises:
+            ConfigError: a table on disk does not fit into the free memory of this machine.
         """
+        if any(one.on_disk for one in self.tables) and (why := self._too_large()):
+            raise ConfigError(f"to_state_dict: {why}; read blocks of rows with tables.rows()")
         found = read_state(self.door)
         for name in (one.name for one in self.tables if one.grows):
             found[f"embedding_bags.{name}.ids"], found[f"embedding_bags.{name}.weight"] = self.grown(name)
@@ -263,20 +269,21 @@ class EmbeddingBagCollection(nn.Module):
             raise ConfigError(f"from_state_dict: {why}")
         write_state(self.door, state)
 
+    def _too_large(self) -> str:
+        needed = 4 * sum(one.held * (one.embedding_dim + 1) for one in self.tables)
+        free = psutil.virtual_memory().available
+        fits = needed <= free
+        return "" if fits else f"the rows take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free"
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.in_state_dict:
             return
-        grows = next((one.name for one in self.tables if one.grows), None)
-        needed, free = (
-            4 * sum(one.held * (one.embedding_dim + 1) for one in self.tables),
-            psutil.virtual_memory().available,
-        )
-        if grows is not None or needed > free:
-            why = f"the rows take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free"
+        kinds = (f"table {one.name!r} {'grows' if one.grows else 'is on disk'}" for one in self.tables)
+        apart = [why for why, one in zip(kinds, self.tables, strict=True) if one.grows or one.on_disk]
+        if why := next(iter(apart), self._too_large()):
             raise ConfigError(
-                f"state_dict: {why if grows is None else f'table {grows!r} grows'}; give EmbeddingBagCollection "
-                "in_state_dict=False, and keep the rows with tables.save_checkpoint(folder) and "
-                "tables.load_checkpoint(folder)"
+                f"state_dict: {why}; give EmbeddingBagCollection in_state_dict=False, and keep the rows with "
+                "tables.save_checkpoint(folder) and tables.load_checkpoint(folder)"
             )
         state = read_state(self.door, sums=isinstance(self.door.spec.optimizer, RowwiseAdagrad))
         destination.update({prefix + key: one for key, one in state.items()})

@@ -42,6 +42,10 @@ class TorchKernels:
             total.div_(held.index_select(0, found).sqrt_().add_(optimizer.eps).unsqueeze(1))
         _shared(rows).index_add_(0, found, total, alpha=-optimizer.lr)
 
+    def distinct(self, ids: Any) -> tuple[Ids, Ids]:
+        found, index = np.unique(ids, return_inverse=True)
+        return found, index.astype(np.int32)
+
     def halved(self, values: Floats) -> Halves:
         return torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
 
@@ -67,8 +71,11 @@ class NumbaKernels(TorchKernels):
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
         eps = optimizer.eps if isinstance(optimizer, RowwiseAdagrad) else -1.0
-        found, number_of = self._loops.numbered(bags.ids)
-        self._loops.step(rows, sums, found, number_of, *_shape(bags), given, optimizer.lr, eps)
+        self._loops.step(rows, sums, *self.distinct(bags.ids), *_shape(bags), given, optimizer.lr, eps)
+
+    def distinct(self, ids: Any) -> tuple[Ids, Ids]:
+        found: tuple[Ids, Ids] = self._loops.numbered(ids)
+        return found
 
 
 _NO_LENGTHS, _NO_WEIGHTS = np.empty(0, np.int32), np.empty(0, np.float32)

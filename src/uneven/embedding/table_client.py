@@ -22,6 +22,7 @@ from uneven.embedding.pure.table_conversation import TableLink
 from uneven.embedding.pure.table_wire import READER, Say, TableMessage
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.runtime.parameter_server.connection import ShardLine
+from uneven.runtime.parameter_server.pure.wire import Refusal
 
 
 class TableClient:
@@ -194,9 +195,11 @@ class TableClient:
         for shard, answer in found.items():
             assert answer is not None
             if answer.kind is Say.REFUSED:
+                known = answer.text in {one.value for one in Refusal}
+                hint = ": do all workers have the same tables, and the same version of uneven?" if known else ""
                 raise PeerError(
                     f"{self._who}: shard {shard} of the tables at {self.line.where(shard)} rejected {what} "
-                    f"({answer.text}): do all workers have the same tables, and the same version of uneven?"
+                    f"({answer.text}){hint}"
                 )
         return {shard: answer for shard, answer in found.items() if answer is not None}
 

@@ -7,6 +7,8 @@ them.
     FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
     FOLDER/TABLE-START-STOP.ids.npy     growing table: id of each row; row 0 is shared by all others
     FOLDER/TABLE-START-STOP.taken.npy   growing table: which rows are in use
+    FOLDER/TABLE-START-STOP.disk        table on disk, instead of the others: its records, see `table_disk.py`
+    FOLDER/TABLE-START-STOP.newer       and those that replace them, each after its number in the range, int32
     FOLDER/shard-N.json                 written last: tables, ranges, and a lower bound of the updates in them;
                                         in a shard's own folder also the folder that its rows were loaded from
 
@@ -27,8 +29,10 @@ from typing import Any
 import numpy as np
 
 from uneven.embedding.pure.dynamic_ids import IdMap, bucket
-from uneven.embedding.pure.shard_tables import HeldRange, Holding
+from uneven.embedding.pure.shard_tables import HeldRange, Holding, ShardSpec, StoredRows
+from uneven.embedding.pure.sharding_plan import RowRange
 from uneven.embedding.pure.table_shard import SavedNumbers
+from uneven.embedding.table_disk import DiskRows, saved_rows
 from uneven.errors import CheckpointError, reason
 from uneven.runtime.npy import load_array
 
@@ -42,6 +46,11 @@ class TableFiles:
 
     own: Path | None  # folder for automatic saves, from which the shard restarts
     number: int  # of the shard
+
+    def disks(self, spec: ShardSpec) -> dict[int, StoredRows]:
+        """Return the rows of the groups on disk, all unwritten; raise :class:`ConfigError` if they do not fit."""
+        home = None if self.own is None else self.own.parent
+        return {at: DiskRows(spec, at, home) for at, one in enumerate(spec.groups) if one.slots}
 
     def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]:
         """Write all rows to ``folder`` (None: the shard's own), one block per step; raises OSError if it cannot."""
@@ -87,6 +96,8 @@ class TableFiles:
         for held in holding:
             # All tables are checked before any row changes.
             _check_once(folder, held, [(start, stop) for table, start, stop, _ in ranges if table == held.table])
+        for disk in holding.disks.values():
+            disk.clear()
         for held in holding:
             if held.map is not None:
                 held.map.clear()
@@ -94,7 +105,11 @@ class TableFiles:
                 low, high = max(start, held.start), min(stop, held.stop)
                 if table == held.table and low < high:
                     stem = where / f"{table}-{start}-{stop}"
-                    if held.map is None:
+                    if stem.with_name(f"{stem.name}.disk").exists():
+                        part = RowRange(held.number, start, stop)
+                        for block in saved_rows(stem, holding.spec, part, low, high, every=held.disk is None):
+                            _put(held, *block)
+                    elif held.map is None:
                         _read(stem, held, start, low, high)
                     else:
                         _read_grown(stem, held, held.map)
@@ -146,6 +161,10 @@ def _say(mark: Path, said: dict[str, Any]) -> None:
 
 def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:
     for held in holding:
+        if held.disk is not None:
+            yield from held.disk.saving(where / _stem(held), held.base, beside)
+            continue
+        (where / f"{_stem(held)}.disk").unlink(missing_ok=True)  # of an earlier save, while the table was on disk
         arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
         if held.map is not None:  # no id is evicted during the save, and rows added from now on are left out
             used = held.map.used
@@ -198,13 +217,23 @@ def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray
     return saved
 
 
+def _put(held: HeldRange, numbers: np.ndarray, rows: np.ndarray, sums: np.ndarray, recent: bool = False) -> None:
+    """Set rows (n, dim) and sums (n,) of a table by their numbers (n,) in it."""
+    if held.disk is not None:
+        held.disk.load((numbers - held.start + held.base).astype(np.int32), rows, sums, recent=recent)
+    else:
+        held.rows[numbers - held.start] = rows
+        if len(held.sums):  # empty with SGD
+            held.sums[numbers - held.start] = sums
+
+
 def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
-    for name, into in (("rows", held.rows), ("sums", held.sums)):
-        if len(into):
-            saved = _loaded(stem, name, into)
-            # Sums that another optimizer has not saved start from their initial value.
-            part = saved[low - start : high - start] if len(saved) else held.first_sum
-            into[low - held.start : high - held.start] = part
+    rows, sums = _loaded(stem, "rows", held.rows), _loaded(stem, "sums", held.sums)
+    for at in range(low, high, _BLOCK_IDS):
+        numbers = np.arange(at, min(at + _BLOCK_IDS, high))
+        some = slice(at - start, at - start + len(numbers))
+        # Sums that another optimizer has not saved start from their initial value.
+        _put(held, numbers, rows[some], sums[some] if len(sums) else np.full(len(numbers), held.first_sum, np.float32))
 
 
 def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:

@@ -24,6 +24,7 @@ from uneven_bench.harness.figures import in_turns
 from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.recommendation import worker
+from uneven_bench.recommendation.disk import out_of_memory_rows
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
@@ -35,6 +36,7 @@ _WINDOW_S, _QUICK_WINDOW_S = 6.0, 2.0
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
+DISK, DISK_QUICK = (20_000_000, 154_000_000, 40.0, 8.0, 5), (1_000_000, 7_700_000, 8.0, 3.0, 3)
 _SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 8_000
 BATCHES = (128, 512, 2048)
 
@@ -81,7 +83,7 @@ SPEED = {
     ),
 }  # fmt: skip
 """The measurements of one case; in each round one after the other."""
-PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve")
+PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve", "disk")
 QUICK = (
     "1 at 0.2 core", "2 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
     "DDP, sparse",
@@ -116,7 +118,8 @@ tables = partial(harness_tables, bars=BARS)
 def run(quick: bool, progress: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
     """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
     :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, :mod:`uneven_bench.recommendation.faults` and
-    :func:`uneven_bench.recommendation.serving.serve` for the result. Raises UnknownNameError: no such case.
+    :func:`uneven_bench.recommendation.serving.serve` and :func:`uneven_bench.recommendation.disk.out_of_memory_rows`
+    for the result. Raises UnknownNameError: no such case.
     ConfigError: a report without the speed that it shows."""
     wanted = chosen(case, PARTS)
     if report is not None and case not in (None, "scaling"):
@@ -127,6 +130,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
         "killed": lambda: killed(1 if quick else _KILLED, samples, partial(progress, "killed")),
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
         "serve": lambda: serve(*((1, 1.5) if quick else (5, 6.0)), partial(progress, "serve")),
+        "disk": lambda: out_of_memory_rows(*(DISK_QUICK if quick else DISK), partial(progress, "disk")),
     }
     found: dict[str, Any] = {"quick": quick}
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:

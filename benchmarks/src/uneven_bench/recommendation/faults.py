@@ -39,7 +39,7 @@ _LOOKED_UP = 26  # rows of a sample, for the tables of gigabytes
 
 
 @contextmanager
-def _servers(shards: int) -> Iterator[ShardKeeper]:
+def table_servers(shards: int) -> Iterator[ShardKeeper]:
     """Start table servers for a trainer in this process."""
     before = os.environ.get(RUN_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="uneven-tables-") as folder:
@@ -104,7 +104,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
     struck = {len(batches) * one // (kills + 1): one % 2 for one in range(1, kills + 1)}
     bases = np.cumsum([0, *data.rows[:-1]])
     run = OneRun()
-    with _servers(2) as servers:
+    with table_servers(2) as servers:
         torch.manual_seed(seed)
         net = ClickNet(len(data.rows), data.numbers.shape[1])
         dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
@@ -151,7 +151,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     that a save a minute costs)."""
     many = int(gigabytes * 2**30 / 4 / 16)
     draw = np.random.default_rng(0)
-    with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
+    with table_servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
         told("make the tables", 0.0)
         tables = EmbeddingBagCollection(
             [Table(many, 16, "t", feature_names=tuple(f"f{i}" for i in range(_LOOKED_UP)))], optimizer=_RATE

@@ -21,6 +21,7 @@ MOST_DIM = 1 << 14
 _MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _POOLINGS = ("sum", "mean")
 _EVICTIONS = ("age", "count")
+_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class Table:
         no_id: an id that means "no id", for example 0 in padded bags or −1: it has no row, and a mean does not count
             it.
         evict: for a growing table: evict the rows looked up least recently ("age") or least often ("count").
+        memory: keep the rows on disk, and at most this part of them in memory: bytes, or a text as "2GB". It counts for
+            the whole table; servers divide it as they divide the rows.
+        path: absolute path of a folder for the rows on disk, on each server; by default in the run directory.
 
     Raises:
         ConfigError: a value is invalid; the message names it.
@@ -102,6 +106,8 @@ class Table:
     admit: float = 1
     evict: str = "age"
     no_id: int | None = None
+    memory: int | str | None = None
+    path: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
@@ -111,6 +117,7 @@ class Table:
             "embedding_dim",
             "most_rows",
             "no_id",
+            "memory",
         ):  # JSON cannot serialize the integers of NumPy or pandas
             if isinstance(value := getattr(self, what), Integral) and not isinstance(value, bool):
                 object.__setattr__(self, what, int(value))
@@ -140,6 +147,18 @@ class Table:
             raise ConfigError(f"Table({self.name!r}, admit={self.admit!r}): give sightings, 1 to 255, or a probability")
         if self.modulo and self.grows:
             raise ConfigError(f"Table({self.name!r}, num_embeddings=None, modulo=True): give one of the two")
+        if self.on_disk and self.grows:
+            instead = "give num_embeddings=…, and modulo=True for ids of any size"
+            raise ConfigError(f"Table({self.name!r}, num_embeddings=None, memory={self.memory!r}): {instead}")
+        if self.on_disk and self.memory_bytes < 1:
+            raise ConfigError(
+                f"Table({self.name!r}, memory={self.memory!r}): give bytes, or a text as '500MB' or '2GB'"
+            )
+        if self.path is not None:
+            object.__setattr__(self, "path", str(self.path))  # of a pathlib.Path
+            if not (self.on_disk and self.path.startswith("/")):
+                instead = "give an absolute path, with memory=… for the part of the rows in memory"
+                raise ConfigError(f"Table({self.name!r}, path={self.path!r}): {instead}")
         object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
 
     @property
@@ -151,6 +170,21 @@ class Table:
     def held(self) -> int:
         """The number of rows; of a growing table, the maximum."""
         return self.most_rows if self.num_embeddings is None else self.num_embeddings
+
+    @property
+    def on_disk(self) -> bool:
+        """True if the rows are on disk, and a part of them in memory."""
+        return self.memory is not None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that ``memory`` names; 0 if it is None or cannot be read."""
+        text = str(self.memory).strip()
+        unit = _UNITS.get(text[-2:])
+        try:
+            return int(float(text[:-2]) * unit if unit else float(text))
+        except (ValueError, OverflowError):
+            return 0
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -191,12 +225,18 @@ class TableSpec:
         return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
 
     @property
+    def first_sum(self) -> float:
+        """Adagrad's initial sum of a row."""
+        return self.optimizer.initial_accumulator_value if isinstance(self.optimizer, RowwiseAdagrad) else 0.0
+
+    @property
     def text(self) -> str:
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
         tables = [{_SAVED_AS.get(key, key): value for key, value in asdict(one).items()} for one in self.tables]
         for one in tables:
-            if one["no_id"] is None:
-                del one["no_id"]  # older specs lack the key, and checkpoints are compared with them as text
+            for key in ("no_id", "memory", "path"):
+                if one[key] is None:
+                    del one[key]  # older specs lack the key, and checkpoints are compared with them as text
         plain = {"tables": tables, "seed": self.seed, "save_every_s": self.save_every_s}
         values = asdict(self.optimizer)
         if not values.get("initial_accumulator_value", 1):

@@ -52,6 +52,10 @@ class Kernels(Protocol):
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None: ...
 
+    def distinct(self, ids: Any) -> tuple[Ids, Ids]:
+        """Return the distinct ids of ``ids`` (n,) int32, in any order, and the index of each id among them (n,)."""
+        ...
+
     def halved(self, values: Floats) -> Halves:
         """Round float32 values of any shape to bfloat16 bits."""
         ...

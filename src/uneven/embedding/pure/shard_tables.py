@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from uneven.embedding.pure.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.pure.dynamic_ids import IdMap, Ids64, begin_by_id
+from uneven.embedding.pure.row_cache import Slots
 from uneven.embedding.pure.row_optimizers import Floats, Ids, begin, zeros
 from uneven.embedding.pure.sharding_plan import RowGroup, RowRange, groups_of
 from uneven.errors import ConfigError
@@ -61,8 +63,24 @@ def whole_tables(found: Mapping[int, ShardSpec]) -> tuple[ShardSpec, ...] | None
     return tuple(found.get(number) or ShardSpec(tables, ()) for number in range(max(found) + 1))
 
 
+class StoredRows(Protocol):
+    """The rows of a group on disk; :class:`uneven.embedding.table_disk.DiskRows` documents the methods."""
+
+    counts: Counter[str]
+
+    def clear(self) -> None: ...
+
+    def take(self, ids: Ids, often: Floats | None) -> tuple[Floats, Floats, Slots]: ...
+
+    def put(self, ids: Ids, slots: Slots, rows: Floats, sums: Floats) -> None: ...
+
+    def load(self, ids: Ids, rows: Floats, sums: Floats, *, recent: bool) -> None: ...
+
+    def saving(self, stem: Any, base: int, beside: Any) -> Iterator[None]: ...
+
+
 class HeldRange(NamedTuple):
-    """One range of rows, as views of the shard's arrays."""
+    """One range of rows, as views of the shard's arrays; these are empty if the rows are on disk."""
 
     table: str
     start: int
@@ -72,6 +90,9 @@ class HeldRange(NamedTuple):
     sums: Floats  # (rows,), empty with SGD
     map: IdMap | None  # of a growing table, which has an array for itself; row 0 is shared by all ids without a row
     first_sum: float  # Adagrad's initial sum of a row
+    base: int  # index of the first row in its group
+    disk: StoredRows | None
+    number: int  # of the table
 
 
 @dataclass(slots=True)
@@ -82,27 +103,32 @@ class Holding:
     rows: list[Floats]
     sums: list[Floats]
     maps: list[IdMap | None]
+    disks: Mapping[int, StoredRows] = field(default_factory=dict)  # of the groups on disk, which have no arrays
 
     @classmethod
-    def of(cls, spec: ShardSpec) -> Holding:
+    def of(cls, spec: ShardSpec, disks: Mapping[int, StoredRows] | None = None) -> Holding:
         """Allocate and initialize the rows; raise MemoryError if they do not fit."""
         tables, seed = spec.tables.tables, spec.tables.seed
-        rows = [zeros(one.rows, one.width) for one in spec.groups]
+        disks = disks or {}
+        many = [0 if number in disks else one.rows for number, one in enumerate(spec.groups)]
+        rows = [zeros(each, one.width) for each, one in zip(many, spec.groups, strict=True)]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
-        sums = [np.zeros(one.rows if adagrad else 0, np.float32) for one in spec.groups]
+        sums = [np.zeros(each if adagrad else 0, np.float32) for each in many]
         maps = [_map(tables[one.ranges[0].table], one) if one.grows else None for one in spec.groups]
-        held = cls(spec, rows, sums, maps)
+        held = cls(spec, rows, sums, maps, disks)
         for part, into in zip((one for group in spec.groups for one in group.ranges), held, strict=True):
             table = tables[part.table]
+            if into.disk is not None:
+                continue
             if into.map is None:
                 into.rows[:] = begin(table.name, seed, part.start, part.stop, table.embedding_dim, table.spread)
                 new = into.sums
             else:
                 # Only the shared row exists; `slots` initializes the others when they get an id.
                 new = into.sums[:1]
-                into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.embedding_dim, table.spread)[0]
-            if held.first_sum:
-                new[:] = held.first_sum
+                into.rows[0] = begin_by_id(np.array([-1]), salt_of(table, seed), table.embedding_dim, table.spread)[0]
+            if spec.tables.first_sum:
+                new[:] = spec.tables.first_sum
         return held
 
     def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
@@ -114,28 +140,33 @@ class Holding:
         slots, made = found.see(ids)
         if len(made):
             table = self.spec.tables.tables[self.spec.groups[group].ranges[0].table]
-            salt = _salt(table, self.spec.tables.seed)
+            salt = salt_of(table, self.spec.tables.seed)
             self.rows[group][made] = begin_by_id(found.ids[made], salt, table.embedding_dim, table.spread)
-            self.begin_sums(group, made)
+            self.begin_sums(self.sums[group], made)
         return slots
 
-    @property
-    def first_sum(self) -> float:
-        optimizer = self.spec.tables.optimizer
-        return optimizer.initial_accumulator_value if isinstance(optimizer, RowwiseAdagrad) else 0.0
-
-    def begin_sums(self, group: int, rows: Ids | Ids64, sums: Floats | None = None) -> None:
-        """Set Adagrad's sums of some rows (n,) of a group to ``sums`` (n,), or to the initial sum."""
-        if len(self.sums[group]):  # empty with SGD
-            self.sums[group][rows] = self.first_sum if sums is None else sums
+    def begin_sums(self, into: Floats, rows: Ids | Ids64, sums: Floats | None = None) -> None:
+        """Set Adagrad's sums of some rows (n,) to ``sums`` (n,), or to the initial sum."""
+        if len(into):  # empty with SGD
+            into[rows] = self.spec.tables.first_sum if sums is None else sums
 
     def __iter__(self) -> Iterator[HeldRange]:
-        for group, rows, sums, found in zip(self.spec.groups, self.rows, self.sums, self.maps, strict=True):
+        for number, (group, found) in enumerate(zip(self.spec.groups, self.maps, strict=True)):
             for part, base in zip(group.ranges, group.bases, strict=True):
                 where = slice(base, base + part.rows + int(group.grows))
                 table = self.spec.tables.tables[part.table]
                 yield HeldRange(
-                    table.name, part.start, part.stop, table.held, rows[where], sums[where], found, self.first_sum
+                    table.name,
+                    part.start,
+                    part.stop,
+                    table.held,
+                    self.rows[number][where],
+                    self.sums[number][where],
+                    found,
+                    self.spec.tables.first_sum,
+                    base,
+                    self.disks.get(number),
+                    part.table,
                 )
 
 
@@ -143,5 +174,5 @@ def _map(table: Table, group: RowGroup) -> IdMap:
     return IdMap(group.rows - 1, table.admit, table.evict, group.ranges[0].start)
 
 
-def _salt(table: Table, seed: int) -> int:
+def salt_of(table: Table, seed: int) -> int:
     return zlib.crc32(f"{table.name} {seed}".encode())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from uneven.embedding.pure.config import MOST_ROWS, Table
+from uneven.embedding.pure.row_cache import WAYS, slot_bytes
 from uneven.errors import ConfigError
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
@@ -65,6 +66,7 @@ class RowGroup:
     ranges: tuple[RowRange, ...]
     bases: tuple[int, ...]  # index in the array at which each range starts
     grows: bool = False  # whether rows are found by id; row 0 is then shared by all ids without a row
+    slots: int = 0  # rows in memory if the group is on disk; a server has no array of all its rows then
 
     @property
     def rows(self) -> int:
@@ -72,15 +74,27 @@ class RowGroup:
 
 
 def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
-    """Return a shard's arrays: one per width, then one per growing table; raise ConfigError for too many rows."""
+    """Return a shard's arrays: one per width, one per width on disk, then one per growing table.
+
+    Raises ConfigError for too many rows, or too little memory for rows on disk.
+    """
     found = []
+    kinds = {one: (tables[one.table].on_disk, tables[one.table].embedding_dim) for one in ranges}
     fixed = [one for one in ranges if not tables[one.table].grows]
-    for width in sorted({tables[one.table].embedding_dim for one in fixed}):
-        mine = tuple(one for one in fixed if tables[one.table].embedding_dim == width)
+    for disk, width in sorted({kinds[one] for one in fixed}):
+        mine = tuple(one for one in fixed if kinds[one] == (disk, width))
         ends = list(accumulate(one.rows for one in mine))
         if ends[-1] > MOST_ROWS:  # else int32 cannot index them
             raise ConfigError(f"{ends[-1]:,} rows of {width} numbers exceed one shard: use more shards (--tables)")
-        found.append(RowGroup(width, mine, (0, *ends[:-1])))
+        memory = sum(_bytes(tables[one.table], one.rows) for one in mine)
+        slots = memory // slot_bytes(width) // WAYS * WAYS if disk else 0
+        if disk and not slots:
+            names = ", ".join(repr(tables[one.table].name) for one in mine)
+            raise ConfigError(
+                f"tables {names} have {memory:,} bytes of memory on a shard: raise Table(memory=), so that it is at "
+                f"least {WAYS * slot_bytes(width):,}"
+            )
+        found.append(RowGroup(width, mine, (0, *ends[:-1]), slots=slots))
     growing = (one for one in ranges if tables[one.table].grows)
     return (*found, *(RowGroup(tables[one.table].embedding_dim, (one,), (0,), grows=True) for one in growing))
 
@@ -137,7 +151,8 @@ def _cost(table: Table, lookups: Mapping[str, float]) -> float:
 
 
 def _bytes(table: Table, rows: int) -> int:
-    return rows * (table.embedding_dim + 1) * 4
+    """Return the bytes in memory of some rows of a table."""
+    return table.memory_bytes * rows // table.held if table.on_disk else rows * (table.embedding_dim + 1) * 4
 
 
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from uneven.embedding.pure.row_optimizers import Bags, Kernels, finite
-from uneven.embedding.pure.shard_tables import Holding, ShardSpec
+from uneven.embedding.pure.config import RowwiseAdagrad
+from uneven.embedding.pure.row_cache import UNCOUNTED, Slots
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels, finite
+from uneven.embedding.pure.shard_tables import Holding, ShardSpec, StoredRows
 from uneven.embedding.pure.table_wire import CHANGING, READER, READING, Say, TableMessage, decode
 from uneven.errors import CheckpointError, ConfigError
 from uneven.runtime.parameter_server.pure.roster import Patience
@@ -34,6 +36,8 @@ class SavedNumbers(NamedTuple):
 
 class RowFiles(Protocol):
     """The storage of a shard's rows; see :mod:`uneven.embedding.table_files`."""
+
+    def disks(self, spec: ShardSpec) -> dict[int, StoredRows]: ...
 
     def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]: ...
 
@@ -62,8 +66,9 @@ class TableShard:
 
     Attributes:
         counts: numbers (in rows looked up or updated), busy_us, applied, repeated, gaps, lookups, rows, nonfinite,
-            left, served lookups and rows (of readers), and one count per reason of a rejection; statistics add those of
-            :class:`uneven.embedding.pure.dynamic_ids.IdMap`.
+            left, failed, served lookups and rows (of readers), and one count per reason of a rejection; statistics add
+            those of :class:`uneven.embedding.pure.dynamic_ids.IdMap` and
+            :class:`uneven.embedding.table_disk.DiskRows`.
     """
 
     life: int  # distinguishes this start of the shard from all others; not 0
@@ -82,6 +87,7 @@ class TableShard:
     _next: TableMessage | None = None  # a save request that came during an automatic save
     _asked: TableMessage | None = None  # request of the current or last save; None if it was automatic
     _why_not: str = ""  # error of the last save, "" if it succeeded
+    _failed: str = ""  # error of a disk that has lost rows: the only answer from then on
     _crew: dict[int, KnownTrainer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,13 +113,19 @@ class TableShard:
                 raise Refused(Refusal.READER)
             trainer = KnownTrainer() if reads else self._crew[rank]  # of a reader nothing is kept
             trainer.heard_s = now_s  # before its content is checked: an invalid request is a heartbeat, too
+            if self._failed:
+                raise OSError(self._failed)
             return rank, self._timed(message, trainer, now_s)
         except Refused as refused:
             self.counts[refused.reason.value] += 1
-            if rank is None:
-                return None, []
-            text = refused.reason.value
-            return rank, [TableMessage(kind=Say.REFUSED, rank=rank, number=number, life=self.life, text=text)]
+            text = refused.reason.value + (f": {refused.__cause__}" if refused.__cause__ else "")
+        except OSError as error:
+            self.counts["failed"] += 1
+            way_out = "make room or give Table(path=) another disk, and load a checkpoint"
+            text = self._failed = self._failed or f"the disk of its rows has failed: {error}; {way_out}"
+        if rank is None:
+            return None, []
+        return rank, [TableMessage(kind=Say.REFUSED, rank=rank, number=number, life=self.life, text=text)]
 
     def _timed(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
         began_s = self.clock()
@@ -167,9 +179,10 @@ class TableShard:
     def _open(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> TableMessage:
         if self.holding is None:
             try:
-                self.holding = Holding.of(ShardSpec.read(m.text))
-            except (ConfigError, MemoryError):
-                raise Refused(Refusal.SPEC) from None
+                spec = ShardSpec.read(m.text)
+                self.holding = Holding.of(spec, self.files.disks(spec))
+            except (ConfigError, MemoryError) as error:
+                raise Refused(Refusal.SPEC) from error
             self._began_s = self._saved_s = now_s
             self._go_on(self.holding)
         if m.table != self.holding.spec.fingerprint:
@@ -219,7 +232,7 @@ class TableShard:
 
     def _save(self, now_s: float) -> list[TableMessage]:
         """Write the next block of a save, or start one if it is due; one block per tick keeps the answers prompt."""
-        if self.holding is None:
+        if self.holding is None or self._failed:
             return []
         every_s = self.holding.spec.tables.save_every_s
         if self._saving is None and self._next is not None:
@@ -254,14 +267,15 @@ class TableShard:
     def _pooled(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> TableMessage:
         answers, served = [], "served " * (m.rank >= READER)
         for one in m.bags:
-            group = self._group(one, holding)
+            self._group(one, holding)
             assert one.ids is not None  # wire.decode has checked
-            rows = holding.sums[group][:, None] if m.kind is Say.SUMS else holding.rows[group]
-            if not len(rows):  # SGD keeps no sums
+            if m.kind is Say.SUMS and not isinstance(holding.spec.tables.optimizer, RowwiseAdagrad):
                 raise Refused(Refusal.ROW)
-            values = self.kernels.lookup(rows, _found(one, holding, counted=m.kind is Say.LOOKUP))
-            found = self.kernels.halved(values) if m.halves else values
-            answers.append(Bags(one.group, rows.shape[1], one.count, values=found))
+            rows, sums, found, _ = self._found(one, holding, m.kind)
+            rows = sums[:, None] if m.kind is Say.SUMS else rows
+            values = self.kernels.lookup(rows, found)
+            sent = self.kernels.halved(values) if m.halves else values
+            answers.append(Bags(one.group, rows.shape[1], one.count, values=sent))
             self.counts[f"{served}rows"] += len(one.ids)
         self.counts[f"{served}lookups"] += 1
         return self._to(m, Say.POOLED, sequence=trainer.sequence, bags=tuple(answers))
@@ -277,31 +291,33 @@ class TableShard:
         trainer.sequence = m.sequence  # even if it is rejected below: it must not be sent again
         given = [self._given(one, holding) for one in m.bags]  # all are checked before any row changes
         optimizer = holding.spec.tables.optimizer
-        for sent, (group, values) in zip(m.bags, given, strict=True):
-            rows, sums, one = holding.rows[group], holding.sums[group], _found(sent, holding, counted=False)
+        for sent, values in zip(m.bags, given, strict=True):
+            rows, sums, one, taken = self._found(sent, holding, m.kind)
             assert one.ids is not None
             if m.kind is Say.GRADIENT:
                 self.kernels.update(rows, sums, one, values, optimizer)
             else:
                 rows[one.ids] = values
-                holding.begin_sums(group, one.ids, one.weights)
+                holding.begin_sums(sums, one.ids, one.weights)
+            if taken is not None:
+                holding.disks[one.group].put(*taken, rows, sums)
         if m.kind is Say.GRADIENT:
             self.staleness[min(max(0, self.version - m.version), MOST_STALE)] += 1
         self.version += 1
         self.counts["applied"] += 1
         return []
 
-    def _given(self, one: Bags, holding: Holding) -> tuple[int, Any]:
-        """Return the group and the values (bags, dim) float32; raise :class:`Refused` for NaN or a missing row."""
-        group = self._group(one, holding)
+    def _given(self, one: Bags, holding: Holding) -> Any:
+        """Return the values (bags, dim) float32; raise :class:`Refused` for NaN or a missing row."""
+        self._group(one, holding)
         assert one.values is not None
         values = one.values if one.values.dtype == np.float32 else self.kernels.whole(one.values)
         if not finite(values):
             self.counts["nonfinite"] += 1
             raise Refused(Refusal.VALUE)
-        return group, values
+        return values
 
-    def _group(self, one: Bags, holding: Holding) -> int:
+    def _group(self, one: Bags, holding: Holding) -> None:
         groups = holding.spec.groups
         if one.group >= len(groups) or groups[one.group].width != one.width:
             raise Refused(Refusal.ROW)
@@ -311,7 +327,23 @@ class TableShard:
                 raise Refused(Refusal.ROW)
         elif len(one.ids) and one.ids.view(np.uint32).max() >= groups[one.group].rows:  # or negative
             raise Refused(Refusal.ROW)
-        return one.group
+
+    def _found(self, one: Bags, holding: Holding, kind: Say) -> tuple[Floats, Floats, Bags, tuple[Ids, Slots] | None]:
+        """Return rows (n, dim), sums (n,), and the bags with their places there.
+
+        If they are copies of rows on disk, also return their ids (n,) and slots (n,).
+        """
+        assert one.ids is not None
+        if (disk := holding.disks.get(one.group)) is not None:
+            ids, places = self.kernels.distinct(one.ids)
+            weight = np.float32(1 if kind is Say.LOOKUP else UNCOUNTED)
+            often = weight * np.bincount(places, minlength=len(ids)).astype(np.float32)
+            rows, sums, slots = disk.take(ids, None if kind is Say.WRITE else often)
+            return rows, sums, replace(one, ids=places), (ids, slots)
+        if one.ids.dtype == np.int64:
+            grown = holding.slots(one.group, one.ids.astype(np.int64, copy=False), counted=kind is Say.LOOKUP)
+            one = replace(one, ids=grown)
+        return holding.rows[one.group], holding.sums[one.group], one, None
 
     def _wake(self) -> list[TableMessage]:
         # A flush is complete when every worker that is present, or may still join, has reached it.
@@ -330,7 +362,7 @@ class TableShard:
 
     def _stats(self) -> str:
         counts = Counter(self.counts)
-        for one in self.holding.maps if self.holding is not None else ():
+        for one in (*self.holding.maps, *self.holding.disks.values()) if self.holding is not None else ():
             counts.update(one.counts if one is not None else {})
         return json.dumps({"version": self.version, "counts": counts, "staleness": self.staleness})
 
@@ -348,12 +380,6 @@ class TableShard:
             text=text,
             bags=bags,
         )
-
-
-def _found(one: Bags, holding: Holding, *, counted: bool) -> Bags:
-    if one.ids is None or one.ids.dtype != np.int64:
-        return one
-    return replace(one, ids=holding.slots(one.group, one.ids.astype(np.int64, copy=False), counted=counted))
 
 
 def _names(text: str, holding: Holding) -> tuple[Bags, Bags]:
