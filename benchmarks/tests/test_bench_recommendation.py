@@ -71,13 +71,24 @@ def a_log(samples: int) -> Clicks:
 
 def test_a_pass_in_virtual_time_learns_and_a_shadow_never_waits() -> None:
     data = a_log(3000)
-    small = {name: replace(way, batch=way.batch // 8) for name, way in WAYS.items() if name != "easgd-30"}
+    small = {name: replace(way, batch=way.batch // 8, stagger=0) for name, way in WAYS.items() if name != "easgd-30"}
     found = {name: OnePass(data, way, 0).run() for name, way in small.items()}
     assert found["sequential"].log_loss < 0.69
     assert OnePass(data, small["asynchronous"], 0).run() == found["asynchronous"], "a seed gives one answer"
     assert found["asynchronous"].per_unit > 1.1 * found["easgd-5"].per_unit, "twins wait for the sync server"
     assert found["asynchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.15)
     assert found["synchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.3)
+
+
+def test_a_trainer_starts_after_the_first_updates_of_those_before_it() -> None:
+    way = replace(WAYS["asynchronous"], batch=16, stagger=40)
+    assert WAYS["asynchronous"].stagger > 0
+    last = OnePass(a_log(3000), way, 0)  # 150 batches
+    begun: list[int] = []
+    ask = last._ask
+    last._ask = lambda thread, batches: (batches > 1 and begun.append(last._applied), ask(thread, batches))[1]  # type: ignore[method-assign]
+    assert last.run().per_unit < 0.8 * OnePass(a_log(3000), replace(way, stagger=0), 0).run().per_unit
+    assert begun == [0, 0, 40, 40, 80, 80, 120, 120], "two threads each"
 
 
 def test_a_pass_learns_with_its_settings_and_validates_on_the_half_that_is_not_reported() -> None:
@@ -113,6 +124,7 @@ def test_each_way_is_played_with_what_was_best_for_it_on_the_validation_part() -
     assert not set(wanted) & set(passes), "not with the seed that settings were chosen by"
     result = tuning.judged(tuned, {one: learned(*one) for one in wanted}, 2, TWINS)
     assert result["logloss_vs_synchronous"] == pytest.approx(0.01 / 0.4025, abs=1e-4)
+    assert result["auc_vs_synchronous"] == 0.0
     assert result["by_seed"]["synchronous"] == [pytest.approx(0.01 / (0.402 + 0.001 * seed)) for seed in (0, 1)]
     assert result["by_seed"]["easgd-30"] == [pytest.approx(0.01)] * 2
     assert result["foreground_twins"]["easgd-30"] == {"eps_ratio": 1.0, "logloss_difference": pytest.approx(0.01)}

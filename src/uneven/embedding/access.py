@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder
 from uneven.runtime.world import World, discover
 
 _MOST_AHEAD = 64  # prefetched, unused batches; older ones are dropped
+LOOK_S, STILL_S = 0.02, 10.0  # [default]: between two looks at the updates, and of the longest wait without one
 
 
 class _Ahead(NamedTuple):
@@ -55,6 +57,7 @@ class TableAccess:
         halves: bool = False,
         measured: MeasuredTables | None = None,
         unpooled: bool = False,
+        stagger: int = 0,
     ) -> None:
         self.spec = spec
         self._features = list(dict.fromkeys(spec.features))
@@ -64,6 +67,7 @@ class TableAccess:
         self._alone = shards
         self._halves = halves
         self._unpooled = unpooled
+        self._stagger = stagger  # 0 once this worker has started
         self._by = measured or MeasuredTables()
         self._opening = threading.Lock()
         self._client: TableClient | None = None
@@ -80,6 +84,7 @@ class TableAccess:
 
     def ask(self, ids: Any, *, learning: bool) -> AskedRows:
         """Request a batch's rows, or return the request that :meth:`ahead` made for the same ids."""
+        self._take_turn(learning)
         # Identity first: comparing ids of a large batch costs more than the look at its version counter.
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
@@ -106,7 +111,18 @@ class TableAccess:
                     return one.asked
         return None
 
+    def _take_turn(self, learning: bool) -> None:
+        """Wait, before the first lookup, for ``stagger`` updates of each lower rank, while updates arrive."""
+        if not (self._stagger and learning):
+            return
+        wanted, seen, still = self._stagger * self.client.rank, 0, 0
+        while still * LOOK_S < STILL_S and (there := self.client.version()) < wanted:
+            seen, still = there, 0 if there > seen else still + 1
+            time.sleep(LOOK_S)
+        self._stagger = 0
+
     def ahead(self, ids: Any, *, learning: bool) -> None:
+        self._take_turn(learning)
         read = self.read(ids)
         asked = self.client.ask(self._router.route(read), learning=learning)
         with self._opening:

@@ -152,6 +152,8 @@ class EmbeddingBagCollection(nn.Module):
             :meth:`load_checkpoint`.
         placed_by: folder of an earlier :meth:`save_checkpoint`: place tables by the lookups measured then, and by the
             servers' speeds if their number is the same. Must be the same for all workers.
+        stagger: updates that a worker waits for, before its first lookup, for each worker of lower rank. If none comes
+            for 10 s, it starts. 0 starts all at once; leave it at 0 if workers wait for each other, as under ``bsp``.
 
     Raises:
         ConfigError: a value is invalid.
@@ -170,15 +172,23 @@ class EmbeddingBagCollection(nn.Module):
         save_every_s: float | None = None,
         in_state_dict: bool = True,
         placed_by: str | Path | None = None,
+        stagger: int = 0,
     ) -> None:
         super().__init__()
+        if type(stagger) is not int or stagger < 0:
+            raise ConfigError(f"stagger={stagger!r}: give a whole number of updates, 0 or more")
         if wire not in _WIDTHS:
             raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
         found = tables_of(tables, pooled=not self._unpooled)
         spec = TableSpec(found, optimizer or RowwiseAdagrad(), seed, save_every_s)
         measured = None if placed_by is None else _measured(Path(placed_by))
         self.door = TableAccess(
-            spec, shards=shards, halves=wire == "bfloat16", measured=measured, unpooled=self._unpooled
+            spec,
+            shards=shards,
+            halves=wire == "bfloat16",
+            measured=measured,
+            unpooled=self._unpooled,
+            stagger=stagger,
         )
         self.in_state_dict = in_state_dict
         self.anchor = nn.Parameter(torch.zeros(1))

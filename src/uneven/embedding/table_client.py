@@ -137,6 +137,10 @@ class TableClient:
         there = [one for one in found if one > 0] or [1.0]
         return [one or sum(there) / len(there) for one in found]
 
+    def version(self) -> int:
+        """Return how many updates of all workers each shard has applied; the least of all shards."""
+        return min(int(one["version"]) for one in self._told().values())
+
     def _told(self) -> dict[int, Any]:
         with self._changed:
             numbers = {shard: self._request(shard, Say.STATS) for shard in self._links}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from shards_in_memory import TABLES, MemoryShards
 
+from uneven.embedding import EmbeddingBagCollection, Table, access
 from uneven.embedding.pure.row_optimizers import Bags
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_wire import ENTRY_BYTES, HEADER_BYTES, READER, Say, TableMessage, decode, encode
 from uneven.embedding.table_client import TableClient
-from uneven.errors import PeerError
+from uneven.errors import ConfigError, PeerError
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
 
 
@@ -254,3 +257,30 @@ def test_damaged_messages_change_nothing_and_end_nothing() -> None:
     assert shard.counts["applied"] == 0
     assert all(np.array_equal(one, other) for one, other in zip(before, tables(shards), strict=True))
     assert sum(shard.counts[one.value] for one in Refusal) > 15_000
+
+
+@pytest.mark.parametrize(("arriving", "learning", "looks"), [(8, True, 8), (3, True, 4 + 500), (8, False, 0)])
+def test_a_worker_starts_after_the_first_updates_of_lower_ranks_or_when_none_comes(
+    monkeypatch: pytest.MonkeyPatch, arriving: int, learning: bool, looks: int
+) -> None:
+    shards = MemoryShards(2, members=3)
+    first, slept = shards.client(0), []
+    door = access.TableAccess(TABLES, stagger=4)
+    door._client, door._router = shards.client(2), shards.router
+
+    def sleep(pause_s: float) -> None:
+        if len(slept) < arriving:
+            train(shards, first, 1, len(slept))
+        slept.append(pause_s)
+
+    monkeypatch.setattr(access, "time", SimpleNamespace(sleep=sleep))
+    for _ in range(2):  # the second lookup does not wait
+        door.ask(torch.tensor([[1, 2]]), learning=learning).values()
+    assert len(slept) == looks
+    assert door.client.version() == min(arriving, looks)
+
+
+@pytest.mark.parametrize("stagger", [-1, 1.5, True])
+def test_a_stagger_is_a_number_of_updates(stagger: Any) -> None:
+    with pytest.raises(ConfigError, match=f"stagger={stagger}: give a whole number"):
+        EmbeddingBagCollection([Table(5, 4, "a")], stagger=stagger)

@@ -4,16 +4,19 @@
 
     thread of a trainer   rows requested `ahead` batches before; forward and backward with its first dense numbers;
                           at its end the dense gradient into its trainer's live replica, the rows' into the tables
+    start of a trainer    after `stagger` updates of the tables for each trainer before it; then its shadow starts
     shadow of a trainer   exchanges without pause; the sync server takes one exchange after the other
     foreground twin       each thread exchanges at a period of its own batches, and waits
 
 A batch lasts one unit of time and a little chance; an exchange occupies the sync server for half a unit in all ways.
+It is that of ``easgd``: d = α (x − x̃) of the replica that was sent, x̃ += d, and the live replica −= d.
 :mod:`uneven_bench.recommendation.tuning` chooses the settings and judges.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import multiprocessing
 import os
 from collections import deque
@@ -38,7 +41,8 @@ from uneven_bench.recommendation.model import DIM, ClickNet
 from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass
 
 BATCH, HELD = 128, 5
-_EXCHANGE, _ALPHA, _JITTER = 0.5, 0.5, 0.1
+_EXCHANGE, _BETA, _JITTER = 0.5, 0.9, 0.1  # α is β ÷ trainers, as in uneven.sync.EASGD
+STAGGER = 16
 TWINS = {"easgd-5": 5, "easgd-30": 30}
 
 
@@ -52,13 +56,15 @@ class Learning:
     ahead: int = 0
     # batches of a thread between two exchanges in the foreground; 0 for a shadow; None for no exchange
     every: int | None = None
+    # `EmbeddingBagCollection(stagger=)`: updates for each trainer before it that a trainer waits for at its start
+    stagger: int = 0
 
 
 WAYS = {
     "sequential": Learning(),
     "synchronous": Learning(batch=8 * BATCH),
-    "asynchronous": Learning(4, 2, ahead=1, every=0),
-    **{name: Learning(4, 2, ahead=1, every=every) for name, every in TWINS.items()},
+    "asynchronous": Learning(4, 2, ahead=1, every=0, stagger=STAGGER),
+    **{name: Learning(4, 2, ahead=1, every=every, stagger=STAGGER) for name, every in TWINS.items()},
 }
 
 
@@ -93,6 +99,9 @@ class OnePass:
         torch.manual_seed(seed)
         self._net = ClickNet(len(data.rows), data.numbers.shape[1])
         self._params = list(self._net.parameters())
+        # Otherwise all batches in flight at the start learn the base rate at the same time, several times too far.
+        base_rate = float(data.clicked[self._held :].mean())
+        nn.init.constant_(self._params[-1], math.log(base_rate / (1 - base_rate)))
         start = nn.utils.parameters_to_vector(self._params).detach()
         self._trainers = [_Trainer(start.clone(), torch.zeros_like(start)) for _ in range(way.trainers)]
         self._central = start.clone()
@@ -102,23 +111,29 @@ class OnePass:
         self._kernels = kernels()
         self._server_free = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._at = self._numbered = self._running = 0
+        self._at = self._numbered = self._running = self._started = self._applied = 0
 
     @threads()
     def run(self) -> Learned:
         """Go through the log, on one core: sums over several cores could differ in their last bits."""
-        threads = [_Thread(one) for one in self._trainers for _ in range(self._way.threads)]
-        for one in threads:
-            self._ask(one, 1 + self._way.ahead)
-            self._begin(one, 0.0)
-        for trainer in self._trainers if self._way.every == 0 else []:
-            self._shadow(trainer, 0.0)
+        self._start(0.0)
         now, last = 0.0, 0.0
         while self._events:
             now, _, happens = heapq.heappop(self._events)
             last = now if self._running else last
             happens(now)
         return self._judged(len(self._order) / last)
+
+    def _start(self, now: float) -> None:
+        """Start the trainers whose turn has come."""
+        while self._started < len(self._trainers) and self._applied >= self._started * self._way.stagger:
+            trainer = self._trainers[self._started]
+            self._started += 1
+            for thread in [_Thread(trainer) for _ in range(self._way.threads)]:
+                self._ask(thread, 1 + self._way.ahead)
+                self._begin(thread, now)
+            if self._way.every == 0:
+                self._shadow(trainer, now)
 
     def _later(self, time: float, happens: Callable[[float], None]) -> None:
         self._numbered += 1
@@ -156,6 +171,8 @@ class OnePass:
         flat = self._bags(mine)
         given = np.ascontiguousarray(rows.numpy().reshape(-1, DIM))
         self._kernels.update(self._rows, self._sums, flat, given, self._tables)
+        self._applied += 1
+        self._start(now)
         self._ask(thread, 1)
         thread.since += 1
         if self._way.every and thread.since >= self._way.every:
@@ -170,18 +187,19 @@ class OnePass:
         self._begin(thread, now)
 
     def _shadow(self, trainer: _Trainer, now: float) -> None:
-        if self._running or now == 0.0:
+        if self._running:
             self._exchange(trainer, now, lambda then: self._shadow(trainer, then))
 
     def _exchange(self, trainer: _Trainer, now: float, then: Callable[[float], None]) -> None:
-        """Exchange by S-EASGD: the central replica and the trainer's move towards each other; the server takes its
+        """Exchange by EASGD: the central replica and the trainer's move towards each other; the server takes its
         time."""
         sent = trainer.dense.clone()
         over = self._server_free = max(now, self._server_free) + _EXCHANGE
 
         def arrived(at: float) -> None:
-            self._central.lerp_(sent, _ALPHA)
-            trainer.dense.lerp_(self._central, _ALPHA)
+            moved = (sent - self._central) * (_BETA / len(self._trainers))
+            self._central += moved
+            trainer.dense -= moved
             then(at)
 
         self._later(over, arrived)

@@ -91,7 +91,8 @@ def judged(
     tuned: Mapping[Pass, Learned], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
 ) -> dict[str, Any]:
     """Return the result of the bench. Returns each way at its own best settings: ``logloss_vs_synchronous`` and
-    ``logloss_vs_sequential`` (asynchronous over it, less 1), ``foreground_twins`` (policy → examples a unit of time of
+    ``logloss_vs_sequential`` (asynchronous over it, less 1), ``auc_vs_synchronous`` and ``auc_vs_sequential``
+    (asynchronous less it), ``foreground_twins`` (policy → examples a unit of time of
     the shadow over the twin's, and its log loss less the twin's), medians over the seeds; ``by_seed`` (way → the same,
     relative or, of twins, a difference, of each seed), and ``quality`` (way → settings, log loss and AUC of each seed).
     ``quality_at_equal_settings``: the same of all ways at one setting, for each of :func:`equals`. ``quality_tuned``:
@@ -123,6 +124,7 @@ def _compared(
     eps = {way: [mine.per_unit / other.per_unit for mine, other in beside(way)] for way in twins}
     return {
         **{f"logloss_vs_{way}": statistics.median(worse[way]) for way in BESIDE},
+        **{f"auc_vs_{way}": statistics.median(mine.auc - other.auc for mine, other in beside(way)) for way in BESIDE},
         "foreground_twins": {
             way: {"eps_ratio": statistics.median(eps[way]), "logloss_difference": statistics.median(less[way])}
             for way in twins
