@@ -152,8 +152,8 @@ class EmbeddingBagCollection(nn.Module):
             :meth:`load_checkpoint`.
         placed_by: folder of an earlier :meth:`save_checkpoint`: place tables by the lookups measured then, and by the
             servers' speeds if their number is the same. Must be the same for all workers.
-        stagger: updates that a worker waits for, before its first lookup, for each worker of lower rank. If none comes
-            for 10 s, it starts. 0 starts all at once; leave it at 0 if workers wait for each other, as under ``bsp``.
+        stagger: before its first lookup, worker r waits until the servers have applied r · ``stagger`` updates, or none
+            came for 10 s. With 0 workers do not wait. Leave it at 0 under policies whose workers wait for each other.
 
     Raises:
         ConfigError: a value is invalid.
