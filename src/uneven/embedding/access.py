@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from uneven.embedding.ids import read_ids
+from uneven.embedding.ids import BatchReader
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.pure import table_wire
 from uneven.embedding.pure.config import TableSpec
-from uneven.embedding.pure.route import BatchIds, Router, apart, picked
+from uneven.embedding.pure.route import BatchIds, Router
 from uneven.embedding.pure.row_optimizers import Floats
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.sharding_plan import MeasuredTables, place
@@ -54,19 +54,17 @@ class TableAccess:
         spec: TableSpec,
         *,
         shards: int = 1,
-        halves: bool = False,
+        wire: str = table_wire.WIRES[0],
         measured: MeasuredTables | None = None,
         unpooled: bool = False,
         stagger: int = 0,
     ) -> None:
         self.spec = spec
-        self._features = list(dict.fromkeys(spec.features))
-        self._order = np.array([self._features.index(one) for one in spec.features])
+        self.reader = BatchReader(spec, unpooled=unpooled)
         self.timeout_s = 300.0
         self.scale: Callable[[], float] = lambda: 1.0
         self._alone = shards
-        self._halves = halves
-        self._unpooled = unpooled
+        self._wire = wire
         self._stagger = stagger  # 0 once this worker has started
         self._by = measured or MeasuredTables()
         self._opening = threading.Lock()
@@ -88,20 +86,15 @@ class TableAccess:
         # Identity first: comparing ids of a large batch costs more than the look at its version counter.
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
-        read = self.read(ids)
+        read = self.reader.read(ids)
         found = self._asked(lambda one: one.read.same(read))
-        return found or self.client.ask(self._router.route(read), learning=learning)
+        return found or self.client.ask(self.router.route(read), learning=learning)
 
     def measured(self) -> MeasuredTables:
-        return MeasuredTables(self._router.lookups(), tuple(self.client.speeds()))
+        return MeasuredTables(self.router.lookups(), tuple(self.client.speeds()))
 
     def stats(self) -> TableStats:
-        return replace(self.client.stats(), sharing=self._router.sharing())
-
-    def read(self, ids: Any) -> BatchIds:
-        found = read_ids(ids, self._features, pooled=not self._unpooled)
-        found = apart(found) if self._unpooled else found
-        return picked(found, self._order) if len(self._order) > len(self._features) else found
+        return replace(self.client.stats(), sharing=self.router.sharing())
 
     def _asked(self, are_these: Callable[[_Ahead], bool]) -> AskedRows | None:
         with self._opening:
@@ -123,8 +116,8 @@ class TableAccess:
 
     def ahead(self, ids: Any, *, learning: bool) -> None:
         self._take_turn(learning)
-        read = self.read(ids)
-        asked = self.client.ask(self._router.route(read), learning=learning)
+        read = self.reader.read(ids)
+        asked = self.client.ask(self.router.route(read), learning=learning)
         with self._opening:
             self._ahead.append(_Ahead(ids, _changes(ids), read, asked))
         self.drop_ahead(_MOST_AHEAD)
@@ -139,10 +132,6 @@ class TableAccess:
         """Send the scaled gradient of a batch's numbers, shape (batch, width)."""
         factor = self.scale()
         self.client.give(asked, gradient if factor == 1.0 else gradient * np.float32(factor))
-
-    @property
-    def columns(self) -> dict[str, slice]:
-        return self._router.columns
 
     def shards(self) -> tuple[ShardSpec, ...]:
         assert self.client is not None  # opens it, which makes the plan
@@ -166,10 +155,10 @@ class TableAccess:
             directory, count = self._servers(world, stack)
             plan = place(self.spec.tables, count, speeds=self._by.speeds_of(count), lookups=self._by.lookups)
             self._shards = tuple(ShardSpec(self.spec, ranges) for ranges in plan)
-            self._router = Router(self.spec, self._shards)
+            self.router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=table_wire)
             client = TableClient(
-                world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, halves=self._halves
+                world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, wire=self._wire
             )
             stack.callback(client.close)
             if any(one.on_disk for one in self.spec.tables):

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from uneven.embedding.access import TableAccess
+from uneven.embedding.features import PooledFeatures, UnpooledFeatures
 from uneven.embedding.ids import device_of
+from uneven.embedding.plain import PlainTables, RowsInput
 from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
+from uneven.embedding.pure.route import Router
 from uneven.embedding.pure.sharding_plan import MeasuredTables
-from uneven.embedding.pure.table_wire import Say
+from uneven.embedding.pure.table_wire import WIRES, Say
 from uneven.embedding.table_client import AskedRows, TableStats
 from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
 from uneven.errors import ConfigError, reason
@@ -98,37 +101,7 @@ def _of_ids(stats: TableStats) -> str:
     return found + "".join(f"; {many:.2f} ids share a row of {name}" for name, many in stats.sharing.items())
 
 
-_WIDTHS = ("float32", "bfloat16")
 _MEASURED = "measured.json"
-
-
-class PooledFeatures:
-    """The pooled rows of a batch: one row per bag, for every feature. A subset of TorchRec's ``KeyedTensor``.
-
-    Args:
-        columns: name of a feature → its columns in ``values``.
-        values: the rows of all features, concatenated; shape (batch, sum of their dims).
-    """
-
-    def __init__(self, columns: dict[str, slice], values: Tensor) -> None:
-        self._columns = columns
-        self._values = values
-
-    def values(self) -> Tensor:
-        """Return the pooled rows of all features, concatenated; shape (batch, sum of their dims)."""
-        return self._values
-
-    def keys(self) -> list[str]:
-        """Return the names of the features."""
-        return list(self._columns)
-
-    def __getitem__(self, feature: str) -> Tensor:
-        """Return the pooled rows of one feature; shape (batch, dim)."""
-        return self._values[:, self._columns[feature]]
-
-    def to_dict(self) -> dict[str, Tensor]:
-        """Return feature → pooled rows, shape (batch, dim)."""
-        return {name: self[name] for name in self._columns}
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -145,7 +118,8 @@ class EmbeddingBagCollection(nn.Module):
         optimizer: of all rows; :class:`RowwiseAdagrad` by default.
         seed: for the initial rows, which do not depend on the number of shards.
         shards: number of shard threads in a single-process run; ``uneven run --tables K`` starts servers.
-        wire: "float32", or "bfloat16" to halve the traffic between machines.
+        wire: type of the rows between machines: "float32", "bfloat16", "float16", or "int8" with a scale for each row.
+            Under the last three, gradients travel as bfloat16.
         save_every_s: seconds between automatic saves, from which a failed server restarts; None for never.
         in_state_dict: whether ``state_dict()`` holds all rows. Pass False for growing tables, for tables on disk, and
             for tables larger than a worker's memory; save these with :meth:`save_checkpoint` and
@@ -177,18 +151,13 @@ class EmbeddingBagCollection(nn.Module):
         super().__init__()
         if type(stagger) is not int or stagger < 0:
             raise ConfigError(f"stagger={stagger!r}: give a whole number of updates, 0 or more")
-        if wire not in _WIDTHS:
-            raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
+        if wire not in WIRES:
+            raise ConfigError(f"wire={wire!r}: it is one of {', '.join(WIRES)}")
         found = tables_of(tables, pooled=not self._unpooled)
         spec = TableSpec(found, optimizer or RowwiseAdagrad(), seed, save_every_s)
         measured = None if placed_by is None else _measured(Path(placed_by))
         self.door = TableAccess(
-            spec,
-            shards=shards,
-            halves=wire == "bfloat16",
-            measured=measured,
-            unpooled=self._unpooled,
-            stagger=stagger,
+            spec, shards=shards, wire=wire, measured=measured, unpooled=self._unpooled, stagger=stagger
         )
         self.in_state_dict = in_state_dict
         self.anchor = nn.Parameter(torch.zeros(1))
@@ -218,7 +187,7 @@ class EmbeddingBagCollection(nn.Module):
             PeerError: a shard does not answer.
         """
         values, _ = self._values(ids)
-        return PooledFeatures(self.door.columns, values)
+        return PooledFeatures(self.door.router.columns, values)
 
     @torch.compiler.disable(reason="the rows of tables come from other threads; compile without fullgraph=True")
     def _values(self, ids: Any) -> tuple[Tensor, AskedRows]:
@@ -284,6 +253,21 @@ class EmbeddingBagCollection(nn.Module):
         free = psutil.virtual_memory().available
         fits = needed <= free
         return "" if fits else f"the rows take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free"
+
+    def to_embedding_bags(self) -> PlainTables:
+        """Return a module with a copy of the rows, to replace this collection in its model: ``model.tables = …``.
+
+        It holds an ``nn.EmbeddingBag`` for each table, or ``nn.Embedding`` without pooling. Its ``state_dict()`` is an
+        argument of :meth:`from_state_dict`.
+        """
+        return PlainTables(self.door.spec, self.to_state_dict(), unpooled=self._unpooled)
+
+    def to_input(self) -> RowsInput:
+        """Return a module to replace this collection in its model, so that the model takes pooled rows instead of ids.
+
+        ``torch.onnx.export`` then exports the dense part, with the pooled rows (batch, :attr:`width`) as an input.
+        """
+        return RowsInput(Router(self.door.spec, []).columns)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.in_state_dict:
@@ -382,20 +366,17 @@ class EmbeddingCollection(EmbeddingBagCollection):
 
     _unpooled = True
 
-    def forward(self, ids: Any) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, ids: Any) -> UnpooledFeatures:  # type: ignore[override]
         """Return feature → rows of its ids, bag by bag, shape (ids, dim); for ids of shape (batch, features, n),
-        (batch, n, dim).
+        (batch, n, dim). They are sequences, too: see :class:`UnpooledFeatures`.
 
         Raises:
             DataError: the ids are invalid.
             PeerError: a shard does not answer.
         """
         values, asked = self._values(ids)
-        many = dict(zip(self.door.columns, asked.many, strict=True))
-        found = {name: values[: many[name], columns] for name, columns in self.door.columns.items()}
-        if isinstance(ids, Tensor) and ids.dim() == 3:
-            found = {name: one.reshape(len(ids), ids.shape[2], -1) for name, one in found.items()}
-        return found
+        even = isinstance(ids, Tensor) and ids.dim() == 3
+        return UnpooledFeatures(values, asked.routed.ids, self.door.router, even=even)
 
 
 def _measured(folder: Path) -> MeasuredTables:

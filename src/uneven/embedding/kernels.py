@@ -7,12 +7,15 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad
-from uneven.embedding.pure.row_optimizers import Bags, Floats, Halves, Ids, Kernels
+from uneven.embedding.pure.narrow_rows import MOST_FLOAT16, SCALE_BYTES, narrow
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
+from uneven.policy.core.exact import Bits
 
 
 class TorchKernels:
@@ -46,11 +49,24 @@ class TorchKernels:
         found, index = np.unique(ids, return_inverse=True)
         return found, index.astype(np.int32)
 
-    def halved(self, values: Floats) -> Halves:
-        return torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    def narrowed(self, values: Floats, dtype: str, keys: Bits | None = None) -> npt.NDArray[Any]:
+        """Return rows (n, dim) as ``dtype``, bfloat16 as its bits; at random by ``keys`` (n,), or to the nearest."""
+        found = _shared(values)
+        if dtype == "float32":
+            return values
+        if dtype == "bfloat16":
+            return found.bfloat16().view(torch.uint16).numpy()
+        return narrow(values, dtype, keys)
 
-    def whole(self, values: Halves) -> Floats:
-        return _shared(values).view(torch.bfloat16).float().numpy()
+    def whole(self, values: npt.NDArray[Any]) -> Floats:
+        """Return a result of :meth:`narrowed` as float32 (n, dim)."""
+        if values.dtype == np.float32:
+            return values
+        found = _shared(values)
+        if values.dtype == np.int8:
+            scales = found[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+            return found[:, :-SCALE_BYTES].float().mul_(scales).numpy()
+        return (found.view(torch.bfloat16) if values.dtype == np.uint16 else found).float().numpy()
 
 
 class NumbaKernels(TorchKernels):
@@ -77,8 +93,21 @@ class NumbaKernels(TorchKernels):
         found: tuple[Ids, Ids] = self._loops.numbered(ids)
         return found
 
+    def narrowed(self, values: Floats, dtype: str, keys: Bits | None = None) -> npt.NDArray[Any]:
+        given = _NO_KEYS if keys is None else keys
+        if dtype == "float16" and keys is not None:
+            found = torch.from_numpy(self._loops.rounded(values, values.view(np.int32), _UNITS, given))
+            return found.clamp_(-MOST_FLOAT16, MOST_FLOAT16).half().numpy()
+        if dtype == "int8":
+            out, scales = self._loops.to_int8(values, given, SCALE_BYTES)
+            out[:, -SCALE_BYTES:] = scales.view(np.int8)
+            return out
+        return super().narrowed(values, dtype, keys)
 
-_NO_LENGTHS, _NO_WEIGHTS = np.empty(0, np.int32), np.empty(0, np.float32)
+
+_NO_LENGTHS, _NO_WEIGHTS, _NO_KEYS = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint64)
+_UNITS = np.ldexp(np.float32(1), np.maximum(np.arange(256) - 137, -24))
+"""The distance of two float16, for each exponent of float32."""
 
 
 def _shape(bags: Bags) -> tuple[int, Ids, Floats]:

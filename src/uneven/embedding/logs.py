@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.embedding.pure.columns import Columns, LogRows, Wholes, as_floats, as_ids, is_header, read_text
+from uneven.embedding.pure.columns import Columns, LogRows, Wholes, as_floats, as_ids, in_order, is_header, read_text
 from uneven.errors import ConfigError, DataError, UnevenError
 from uneven.runtime.npy import load_array, load_arrays
 
@@ -362,23 +362,27 @@ class _ParquetFile(_LogFile):
         return held[1]
 
     def _rows_of(self, table: Any) -> LogRows:
-        def read(place: int, convert: Callable[[Any], Any], exact: bool = False) -> Any:
+        def read(place: int, convert: Callable[[Any], Any], values: Callable[[Any], Any] = _values) -> Any:
             name = self._names[place]
             try:
-                return convert(_values(table.column(name), exact))
+                return convert(values(table.column(name)))
             except ValueError as error:
                 raise DataError(f"{self.path}: column {name!r}: {error}") from error
 
         c, rows = self._columns, table.num_rows
-        ids = [read(place, partial(as_ids, kind=c.kind), exact=True) for place in c.ids]
+        ids = [read(place, partial(as_ids, kind=c.kind), partial(_values, exact=True)) for place in c.ids]
         numbers = [read(place, as_floats) for place in c.numbers]
         clicked = np.full(rows, np.nan, np.float32)
         if c.clicked is not None:
             clicked = read(c.clicked, partial(as_floats, labels=True))
-        return LogRows(_stacked(ids, np.int64, rows), _stacked(numbers, np.float32, rows), clicked)
+        sequences = [
+            read(place, partial(in_order, most=most, kind=c.kind), _lists) for place, most in c.sequences.items()
+        ]
+        every = np.concatenate([_stacked(ids, np.int64, rows), *sequences], 1)
+        return LogRows(every, _stacked(numbers, np.float32, rows), clicked)
 
 
-def _values(column: Any, exact: bool) -> Any:
+def _values(column: Any, exact: bool = False) -> Any:
     """Return a column as numbers or bytes (n,); nulls become NaN or empty, or 0 if ``exact`` integers are wanted."""
     import pyarrow as pa
 
@@ -398,6 +402,17 @@ def _values(column: Any, exact: bool) -> Any:
     if any(b"\0" in one for one in texts):
         raise ValueError("has the character NUL in a text: remove it")
     return np.array(texts, np.bytes_)
+
+
+def _lists(column: Any) -> list[Any]:
+    """Return a column of lists, or of ids in text with spaces, as lists."""
+    if hasattr(column.type, "value_field"):  # of all types of lists
+        each = [one or [] for one in column.to_pylist()]
+        return [[x.encode() if isinstance(x, str) else x for x in one] for one in each]
+    texts = _values(column)
+    if texts.dtype.kind != "S":
+        raise ValueError(f"has type {column.type}: give lists, or text with spaces")
+    return [one.split() for one in texts.tolist()]
 
 
 def _stacked(columns: list[Any], dtype: Any, rows: int) -> Any:

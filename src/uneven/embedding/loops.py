@@ -12,7 +12,7 @@ from typing import Any, cast
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int32, int64, types
+from numba import float32, float64, int8, int32, int64, types, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -29,6 +29,7 @@ def _read(kind: Any, ndim: int) -> Any:
 
 _IDS, _LENGTHS, _WEIGHTS, _GIVEN = _read(int32, 1), _read(int32, 1), _read(float32, 1), _read(float32, 2)
 _ROWS, _SUMS, _WHOLES = float32[:, ::1], float32[::1], int32[::1]
+_KEYS, _BITS = _read(uint64, 1), _read(int32, 2)
 
 
 def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -191,3 +192,43 @@ def step(
                 rows[row, lane + k] -= factors[at] * total[at, lane + k]
         for k in range(whole, dim):
             rows[row, k] -= factors[at] * total[at, k]
+
+
+@_compiled(float32(_KEYS, int64, int64))
+def _chance(keys: Any, row: int, k: int) -> Any:
+    """Return u of :mod:`uneven.embedding.pure.narrow_rows`, with splitmix64."""
+    if not len(keys):
+        return np.float32(0.5)
+    z = keys[row] + np.uint64(k // 4) + np.uint64(0x3C6EF372FE94F82A)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits = ((z ^ (z >> np.uint64(31))) >> np.uint64(16 * (k % 4) + 4)) & np.uint64(0xFFF)
+    return (np.float32(bits) + np.float32(0.5)) * np.float32(2.0**-12)
+
+
+@_compiled(_ROWS(_GIVEN, _BITS, _WEIGHTS, _KEYS))
+def rounded(values: Any, bits: Any, units: Any, keys: Any) -> Any:
+    """Return rows (n, dim), rounded to float16; ``bits`` are those of ``values``, ``units`` (256,) of each exponent."""
+    out = np.empty(values.shape, np.float32)
+    for row in range(len(values)):
+        for k in range(values.shape[1]):
+            unit = units[(bits[row, k] >> 23) & 255]
+            out[row, k] = np.floor(values[row, k] / unit + _chance(keys, row, k)) * unit
+    return out
+
+
+@_compiled(types.Tuple((int8[:, ::1], _ROWS))(_GIVEN, _KEYS, int64))
+def to_int8(values: Any, keys: Any, room: int) -> Any:
+    """Return rows (n, dim) as int8, with ``room`` behind each, and their scales (n, 1)."""
+    dim = values.shape[1]
+    out, scales = np.empty((len(values), dim + room), np.int8), np.empty((len(values), 1), np.float32)
+    for row in range(len(values)):
+        most = np.float32(0)
+        for k in range(dim):
+            most = max(most, abs(values[row, k]))
+        scales[row, 0] = most / np.float32(127)
+        unit = scales[row, 0] or np.float32(1)
+        for k in range(dim):
+            number = np.floor(values[row, k] / unit + _chance(keys, row, k))
+            out[row, k] = np.int8(min(max(number, np.float32(-127)), np.float32(127)))
+    return out, scales

@@ -19,7 +19,7 @@ from uneven.embedding.pure.route import Routed
 from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_conversation import TableLink
-from uneven.embedding.pure.table_wire import READER, Say, TableMessage
+from uneven.embedding.pure.table_wire import READER, WIRES, Say, TableMessage
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.runtime.parameter_server.connection import ShardLine
 from uneven.runtime.parameter_server.pure.wire import Refusal
@@ -28,7 +28,8 @@ from uneven.runtime.parameter_server.pure.wire import Refusal
 class TableClient:
     """The requests of one worker to all shards. Thread-safe.
 
-    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; ``halves`` sends rows as bfloat16.
+    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; rows are received as ``wire``, and
+    gradients sent as bfloat16 unless it is "float32".
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class TableClient:
         kernels: Kernels,
         *,
         timeout_s: float = 300.0,
-        halves: bool = False,
+        wire: str = WIRES[0],
     ) -> None:
         if line.shards != len(shards):
             line.close()
@@ -50,7 +51,7 @@ class TableClient:
         self.specs = tuple(shards)
         self._who = f"rank {rank}" if rank < READER else "a reader"
         self.timeout_s = timeout_s
-        self.halves = halves
+        self.wire = wire
         self.kernels = kernels
         self.line = line
         self._changed = threading.Condition()
@@ -66,9 +67,7 @@ class TableClient:
         """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""
         kind = Say.LOOKUP if learning else Say.READ
         with self._changed:
-            numbers = {
-                shard: self._request(shard, kind, routed.bags(shard), halves=self.halves) for shard in routed.blocks
-            }
+            numbers = {shard: self._request(shard, kind, routed.bags(shard), wire=self.wire) for shard in routed.blocks}
         return AskedRows(self, routed, numbers)
 
     def give(self, asked: AskedRows, gradient: Floats) -> None:
@@ -76,8 +75,8 @@ class TableClient:
         routed, gradient = asked.routed, asked.routed.divided(gradient)  # once, not per shard
         for shard, blocks in routed.blocks.items():
             values: list[Any] = list(routed.gradients(shard, gradient))
-            if self.halves:
-                values = [self.kernels.halved(one) for one in values]
+            if self.wire != WIRES[0]:
+                values = [self.kernels.narrowed(one, "bfloat16") for one in values]
             bags = tuple(replace(block.bags, values=one) for block, one in zip(blocks, values, strict=True))
             self._post(shard, Say.GRADIENT, bags, asked.versions[shard])
 
@@ -244,10 +243,6 @@ class AskedRows:
         self._client = client
         self._numbers = numbers
 
-    @property
-    def many(self) -> list[int]:
-        return self.routed.many
-
     def values(self) -> Floats:
         """Wait for the rows, shape (batch, width) float32; raise :class:`PeerError` without an answer. Call it once."""
         answers = self._client.outcome(self._numbers, "a lookup")
@@ -257,7 +252,7 @@ class AskedRows:
 
     def _floats(self, bags: Bags) -> Floats:
         assert bags.values is not None  # wire.decode has checked
-        return self._client.kernels.whole(bags.values) if self._client.halves else bags.values
+        return self._client.kernels.whole(bags.values)
 
     def drop(self) -> None:
         self._client.drop(self._numbers)

@@ -142,6 +142,12 @@ def test_rows_begin_as_the_config_says(made: Any, fields: Any, wanted: tuple[flo
     assert high + 1e-6 >= values.max() >= high - (high - low) / 100
 
 
+@brought("tables", "TorchRec", "`EmbeddingBagConfig` with `data_type` FP16 or INT8: `Table(dtype=…)`")
+@pytest.mark.parametrize(("kind", "dtype"), [("FP32", "float32"), ("FP16", "float16"), ("INT8", "int8")])
+def test_rows_have_the_type_that_the_config_says(made: Any, kind: str, dtype: str) -> None:
+    assert made([EmbeddingBagConfig(data_type=SimpleNamespace(value=kind))]).tables[0].dtype == dtype
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "`init_fn` of another function",
@@ -150,7 +156,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("a custom `init_fn`", {"init_fn": lambda rows: rows.zero_()}, r"init_fn=.*tables\.from_state_dict"),
     ("`init_fn` with a generator", {"init_fn": partial(nn.init.uniform_, generator=torch.Generator())}, "init_fn="),
-    ("`data_type` other than FP32", {"data_type": SimpleNamespace(value="FP16")}, "data_type=.*rows are float32"),
+    ("`data_type` other than FP32, FP16 and INT8", {"data_type": SimpleNamespace(value="BF16")}, "data_type=.*float16"),
     ("`num_embeddings_post_pruning`", {"num_embeddings_post_pruning": 5}, "num_embeddings_post_pruning=5"),
     ("`need_pos`", {"need_pos": True}, "need_pos=True"),
     ("`input_dim`", {"input_dim": 7}, "input_dim=7"),

@@ -203,7 +203,7 @@ def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) 
         (lambda: Table(3, 4, "a", no_id=2**63), "no_id="),
         (lambda: Table(3, 4, "a", no_id=True), "no_id=True"),
         (lambda: EmbeddingBagCollection([nn.Embedding(3, 4)]), "is not a table"),
-        (lambda: EmbeddingBagCollection(TABLES, wire="int8"), "wire='int8'"),
+        (lambda: EmbeddingBagCollection(TABLES, wire="int4"), "wire='int4': it is one of float32"),
     ],
 )
 def test_tables_that_cannot_be_are_refused(made: Any, why: str) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,64 @@ def test_rows_are_what_the_text_says_wherever_they_lie(tmp_path: Path, rows: int
         assert torch.equal(numbers[:, 0], torch.where(n % 5 == 0, 0, n / 4))
         assert (numbers[:, 1] == -3).all()
     assert torch.equal(log[2 * rows - 1][0], ids_of(2 * rows - 1))
+
+
+HISTORY = [[12, 7, 99], [], [5], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("kind", ["int", "hex", "text"])
+@pytest.mark.parametrize("form", [".tsv", ".csv", "text.parquet", "list.parquet", "numbers.parquet"])
+def test_a_column_of_ids_in_order_is_a_sequence(tmp_path: Path, form: str, kind: str) -> None:
+    words = [" ".join(map(str, one)) for one in HISTORY]
+    path = tmp_path / f"a{form}"
+    if form.endswith("parquet"):
+        lists = {"numbers": HISTORY, "list": [[str(x) for x in one] for one in HISTORY], "text": words}
+        history: list[Any] = lists[form.split(".")[0]]  # type: ignore[assignment]
+        arrays = [pa.array([0, 1, 0, 1]), pa.array(history), pa.array([8, 9, 8, 9])]
+        pq.write_table(pa.table(arrays, names=["late", "history", "item"]), path)
+    else:
+        divider = "," if form == ".csv" else "\t"
+        path.write_text("\n".join(divider.join((str(n % 2), one, str(8 + n % 2))) for n, one in enumerate(words)))
+    log = ClickLog(path, columns=Columns(clicked=0, numbers=(), ids=(2,), sequences={1: 3}, kind=kind))
+    ids, _, clicked = log.__getitems__([3, 0, 1, 2])
+    assert clicked.tolist() == [1, 0, 1, 0]
+    plain = ClickLog(path, columns=Columns(clicked=0, numbers=(), ids=(2,), kind=kind))
+    assert torch.equal(ids[:, 0], plain.__getitems__([3, 0, 1, 2])[0][:, 0])
+    known = {"int": int, "hex": lambda x: int(str(x), 16), "text": lambda x: _hashed(str(x))}[kind]
+    known = int if form.startswith("numbers") else known
+    wanted = [[known(x) for x in one[-3:]] + [-1] * (3 - len(one[-3:])) for one in (HISTORY[3], *HISTORY[:3])]
+    assert ids[:, 1:].tolist() == wanted
+
+
+def _hashed(word: str) -> int:
+    line = f"0\t{word}".encode()
+    return int(read_text([line], Columns(clicked=0, numbers=(), ids=(1,), kind="text"), "a", 0, 2).ids[0, 0])
+
+
+@pytest.mark.parametrize(("most", "text", "why"), [(0, "1", "keep 1 id or more, not 0"), (3, "1 x", "row 0: .*'x'")])
+def test_sequences_that_cannot_be_are_refused(tmp_path: Path, most: int, text: str, why: str) -> None:
+    (tmp_path / "a.tsv").write_text(f"1\t{text}\n")
+    with pytest.raises((ConfigError, DataError), match=why):
+        _ = ClickLog(tmp_path / "a.tsv", columns=Columns(0, (), (), sequences={1: most}))[0]
+
+
+def test_numbers_are_no_sequences(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"late": [0, 1], "history": [3, 4]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="'history': has type int64: give lists, or text with spaces"):
+        ClickLog(tmp_path / "a.parquet", columns=Columns(0, (), (), sequences={1: 5}))
+
+
+def test_crosses_and_sequences_of_a_log_are_looked_up(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("".join(f"{n % 2},{n},{n % 3},{n} {n + 1}\n" for n in range(40)))
+    log = ClickLog(tmp_path / "a.csv", columns=Columns(0, (), (1, 2), kind="int", sequences={3: 4}))
+    items = Table(50, 4, "item", feature_names=["item", "history"], pooling="mean", no_id=-1)
+    tables = EmbeddingBagCollection([items, Table(5, 4, "day"), Table(400, 4, "cross", crossed=("item", "day"))])
+    ids, _, _ = log.__getitems__(range(40))
+    found = tables({"item": ids[:, 0], "day": ids[:, 1], "history": ids[:, 2:]})
+    rows = tables.to_state_dict()["embedding_bags.item.weight"]
+    assert torch.allclose(found["history"][7], (rows[7] + rows[8]) / 2)
+    assert found["cross"].shape == (40, 4)
+    tables.close()
 
 
 def test_places_that_were_written_down_are_found_again(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ class Columns:
         clicked: 0 or 1, or true or false; None for a log without labels, which are then NaN.
         numbers: an empty field is 0.
         ids: an empty field is 0.
+        sequences: column of several ids in order, as text with spaces or as a list → how many of them are kept: the
+            last ones. They follow the other ids of a row, with −1 after the end of a shorter sequence.
         kind: of the ids in text: "hex" (at most 15 digits), "int", or "text", which is hashed (FNV-1a, 63 bits).
 
     Raises:
@@ -42,10 +45,13 @@ class Columns:
     numbers: tuple[int, ...] = tuple(range(1, 14))
     ids: tuple[int, ...] = tuple(range(14, 40))
     kind: str = "hex"
+    sequences: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"Columns(kind={self.kind!r}): it is one of {', '.join(_KINDS)}")
+        if wrong := [most for most in self.sequences.values() if type(most) is not int or most < 1]:
+            raise ConfigError(f"Columns(sequences={dict(self.sequences)}): keep 1 id or more, not {wrong[0]!r}")
         every = [*self.every]
         for one in every:
             if isinstance(one, bool) or not isinstance(one, int) or one < 0:
@@ -62,8 +68,8 @@ class Columns:
 
     @property
     def every(self) -> tuple[int, ...]:
-        """All columns: :attr:`valued`, then ids."""
-        return (*self.valued, *self.ids)
+        """All columns: :attr:`valued`, then ids, then sequences."""
+        return (*self.valued, *self.ids, *self.sequences)
 
     @property
     def needed(self) -> int:
@@ -72,7 +78,7 @@ class Columns:
 
 
 class LogRows(NamedTuple):
-    """Rows of a log: ids of shape (n, fields), numbers of shape (n, numbers), clicked of shape (n,)."""
+    """Rows of a log: ids (n, fields and places of sequences), numbers (n, numbers), clicked (n,)."""
 
     ids: Wholes
     numbers: Floats
@@ -103,12 +109,18 @@ def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: 
             raise ValueError("a quoted field: write the file without quotes (csv.QUOTE_NONE)")
         if wrong := next((one for one in lines if one.count(divider) != width - 1), None):
             raise ValueError(f"{wrong.count(divider) + 1} fields, but {width} in the first line")
-        fields = np.array(text.split(divider) if lines else [], np.bytes_).reshape(len(lines), width)
+        cells = text.split(divider) if lines else []
+        parts = []
+        for column, most in columns.sequences.items():
+            parts.append(in_order([one.split() for one in cells[column::width]], most, columns.kind))
+            cells[column::width] = [b""] * len(lines)  # every field of the array below has the width of the longest
+        fields = np.array(cells, np.bytes_).reshape(len(lines), width)
         numbers = as_floats(fields[:, list(columns.numbers)])
         clicked = np.full(len(lines), np.nan, np.float32)
         if columns.clicked is not None:
             clicked = as_floats(fields[:, columns.clicked], labels=True)
-        return LogRows(as_ids(fields[:, list(columns.ids)], columns.kind), numbers, clicked)
+        ids = as_ids(fields[:, list(columns.ids)], columns.kind)
+        return LogRows(np.concatenate([ids, *parts], 1), numbers, clicked)
     except ValueError as error:
         if len(lines) > 1:  # parse line by line, to report the row
             for place, line in enumerate(lines):
@@ -144,6 +156,15 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     if wrong.any():
         raise ValueError(f"{values[wrong][0]!s} is not an exact 64-bit integer: give integers, or text")
     found: Wholes = values.astype(np.int64)
+    return found
+
+
+def in_order(sequences: Sequence[Sequence[Any]], most: int, kind: str) -> Wholes:
+    """Return the last ``most`` ids of each sequence, then −1; shape (sequences, most). Raise ValueError as as_ids."""
+    kept = [one[-most:] for one in sequences]
+    found = np.full((len(kept), most), -1, np.int64)
+    places = np.arange(most) < np.array([len(one) for one in kept], np.int64)[:, None]
+    found[places] = as_ids(np.array([one for each in kept for one in each]), kind)
     return found
 
 

@@ -19,6 +19,7 @@ from uneven.errors import ConfigError
 MOST_ROWS = 2**31 - 1  # of one shard: row numbers travel as int32
 MOST_DIM = 1 << 14
 _MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
+DTYPES = ("float32", "float16", "int8")
 _POOLINGS = ("sum", "mean")
 _EVICTIONS = ("age", "count")
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -77,6 +78,10 @@ class Table:
         embedding_dim: numbers in a row.
         name: used in messages, checkpoints and state dicts.
         feature_names: names of the features that look up this table; by default one with the table's name.
+        crossed: names of at least two features whose ids are combined: each combination of their ids in a sample is
+            hashed (splitmix64) to an id of this table's only feature, and taken modulo ``num_embeddings``.
+        dtype: of the rows on the servers: "float32", "float16", or "int8" with one float32 scale for each row. Updates
+            are computed in float32 and rounded at random, so small steps count on average; Adagrad's sums are float32.
         pooling: "sum" or "mean" of the rows of a bag.
         scale: rows are initialized uniformly in [−scale, scale], or between two given numbers; by default
             1 / √num_embeddings, as in DLRM.
@@ -108,6 +113,8 @@ class Table:
     no_id: int | None = None
     memory: int | str | None = None
     path: str | None = None
+    crossed: tuple[str, ...] = ()
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
@@ -141,6 +148,8 @@ class Table:
             raise ConfigError(f"Table({self.name!r}, no_id={self.no_id!r}): give a whole number of 64 bits")
         if isinstance(self.feature_names, str):
             raise ConfigError(f"Table({self.name!r}, feature_names={self.feature_names!r}): give a list of names")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"Table({self.name!r}, dtype={self.dtype!r}): it is one of {', '.join(DTYPES)}")
         if self.evict not in _EVICTIONS:
             raise ConfigError(f"Table({self.name!r}, evict={self.evict!r}): it is 'age' or 'count'")
         if not (0 < self.admit < 1 or self.admit in range(1, 256)):
@@ -150,6 +159,8 @@ class Table:
         if self.on_disk and self.grows:
             instead = "give num_embeddings=…, and modulo=True for ids of any size"
             raise ConfigError(f"Table({self.name!r}, num_embeddings=None, memory={self.memory!r}): {instead}")
+        if self.on_disk and self.dtype != "float32":
+            raise ConfigError(f"Table({self.name!r}, memory=…, dtype={self.dtype!r}): rows on disk are float32")
         if self.on_disk and self.memory_bytes < 1:
             raise ConfigError(
                 f"Table({self.name!r}, memory={self.memory!r}): give bytes, or a text as '500MB' or '2GB'"
@@ -160,6 +171,14 @@ class Table:
                 instead = "give an absolute path, with memory=… for the part of the rows in memory"
                 raise ConfigError(f"Table({self.name!r}, path={self.path!r}): {instead}")
         object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
+        if self.crossed:
+            if isinstance(self.crossed, str) or len(self.crossed) < 2 or len(self.feature_names) > 1:
+                raise ConfigError(
+                    f"Table({self.name!r}, crossed={self.crossed!r}, feature_names={self.feature_names}): cross two "
+                    f"features or more, into one feature"
+                )
+            object.__setattr__(self, "crossed", tuple(self.crossed))
+            object.__setattr__(self, "modulo", not self.grows)
 
     @property
     def grows(self) -> bool:
@@ -233,10 +252,9 @@ class TableSpec:
     def text(self) -> str:
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
         tables = [{_SAVED_AS.get(key, key): value for key, value in asdict(one).items()} for one in self.tables]
-        for one in tables:
-            for key in ("no_id", "memory", "path"):
-                if one[key] is None:
-                    del one[key]  # older specs lack the key, and checkpoints are compared with them as text
+        for one in tables:  # older specs lack these keys, and checkpoints are compared with them as text
+            for key in [key for key in _ADDED if one[key] == Table.__dataclass_fields__[key].default]:
+                del one[key]
         plain = {"tables": tables, "seed": self.seed, "save_every_s": self.save_every_s}
         values = asdict(self.optimizer)
         if not values.get("initial_accumulator_value", 1):
@@ -255,7 +273,10 @@ class TableSpec:
             kind, values = plain["optimizer"]
             names = {saved: name for name, saved in _SAVED_AS.items()}
             known = [{names.get(key, key): value for key, value in one.items()} for one in plain["tables"]]
-            tables = tuple(Table(**{**one, "feature_names": tuple(one["feature_names"])}) for one in known)
+            tables = tuple(
+                Table(**{**one, "feature_names": tuple(one["feature_names"]), "crossed": tuple(one.get("crossed", ()))})
+                for one in known
+            )
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of tables: {error!r}") from error
@@ -263,9 +284,10 @@ class TableSpec:
 
 _SAVED_AS = {"num_embeddings": "rows", "embedding_dim": "dim", "feature_names": "features"}
 """Fields of a table → their names in saved tables, which are compared with the specification as text."""
+_ADDED = ("no_id", "memory", "path", "crossed", "dtype")
 _NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names", "pooling")
 _KNOWN = {*_NEEDED, "data_type", "init_fn", "weight_init_min", "weight_init_max"}
-_FLOAT32 = ("fp32", "float32", "torch.float32")
+_DATA_TYPES = {"fp32": "float32", "float32": "float32", "torch.float32": "float32", "fp16": "float16", "int8": "int8"}
 _BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
     "torch.nn.init.uniform_": lambda a=0.0, b=1.0: (a, b),
     "torch.nn.init.constant_": lambda val: (val, val),
@@ -274,7 +296,7 @@ _BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
 }
 """TorchRec initializers that ``Table.scale`` can express: function name → (least, largest) from its arguments."""
 _INSTEAD = {
-    "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves the bytes sent",
+    "data_type": "rows are float32, float16 or int8; EmbeddingBagCollection(…, wire='bfloat16') halves the bytes sent",
     "init_fn": "give Table(scale=(least, most)), or call tables.from_state_dict(…) on one worker before the training",
     "is_weighted": "leave it out, weights that come with the ids always count",
     "use_virtual_table": "give Table(num_embeddings=None, most_rows=…), which grows",
@@ -306,8 +328,9 @@ def _as_table(given: Any, pooled: bool) -> Table:
 
     for name in _ignored(given):
         raise refuse(name)
-    dtype = getattr(given, "data_type", _FLOAT32[0])
-    if str(getattr(dtype, "value", dtype)).lower() not in _FLOAT32:
+    given_dtype = getattr(given, "data_type", DTYPES[0])
+    dtype = _DATA_TYPES.get(str(getattr(given_dtype, "value", given_dtype)).lower())
+    if dtype is None:
         raise refuse("data_type")
     low, high = (getattr(given, f"weight_init_{end}", None) for end in ("min", "max"))
     pooling = given.pooling if pooled else "sum"
@@ -317,6 +340,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
         given.name,
         given.feature_names,
         str(getattr(pooling, "value", pooling)).lower(),
+        dtype=dtype,
     )
     least, most = table.spread
     scale = (least if low is None else low, most if high is None else high)

@@ -7,8 +7,8 @@ adds up these sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.sharding_plan import RowGroup
 from uneven.errors import DataError
+from uneven.policy.core.exact import splitmix64
 
 Wholes = npt.NDArray[np.int64]
 
@@ -34,6 +35,8 @@ class BatchIds:
     each: int = 1  # ids in every bag, or 0 if ``lengths`` is given
     lengths: Wholes | None = None  # of the bags, shape (batch, features), or None
     weights: Floats | None = None  # of the ids, shape (n,), or None
+    # Of :func:`apart`: the lengths of the bags before, shape (batch, features).
+    lengths_before: Wholes = field(default_factory=lambda: np.empty((0, 0), np.int64))
 
     @property
     def sizes(self) -> Wholes:
@@ -51,7 +54,7 @@ class BatchIds:
         return np.repeat(np.tile(features, self.batch), self.sizes.reshape(-1))
 
     def same(self, other: BatchIds) -> bool:
-        mine, theirs = (self.lengths, self.weights), (other.lengths, other.weights)
+        mine, theirs = ((one.lengths, one.weights, one.lengths_before) for one in (self, other))
         return (
             (self.batch, self.each) == (other.batch, other.each)
             and np.array_equal(self.values, other.values)
@@ -86,7 +89,43 @@ def apart(ids: BatchIds) -> BatchIds:
     feature_of = ids.bag_of % max(ids.features, 1)
     order = np.argsort(feature_of, kind="stable")
     lengths = (np.arange(many.max(initial=0)) < many[:, None]).astype(np.int64)
-    return by_sample(ids.values[order], lengths, None if ids.weights is None else ids.weights[order])
+    found = by_sample(ids.values[order], lengths, None if ids.weights is None else ids.weights[order])
+    return replace(found, lengths_before=sizes)
+
+
+def crossed(ids: BatchIds, features: Sequence[int], none: int | None) -> BatchIds:
+    """Return one feature: in each sample, a 63-bit hash of each combination of ids of some features, in their order.
+
+    A combination with −1 or ``none`` becomes −1. Weights are multiplied.
+    """
+    parts = [picked(ids, np.array([one])) for one in features]
+    many: Wholes = np.prod([one.sizes[:, 0] for one in parts], axis=0)
+    sample = np.repeat(np.arange(ids.batch), many)
+    place = np.arange(len(sample)) - (np.cumsum(many) - many)[sample]
+    hashed, absent = np.zeros(len(sample), np.uint64), np.zeros(len(sample), bool)
+    weights = None if ids.weights is None else np.ones(len(sample), np.float32)
+    for part in reversed(parts):  # the last feature varies fastest
+        size = part.sizes[:, 0]
+        at = (np.cumsum(size) - size)[sample] + place % size[sample]
+        place //= size[sample]
+        value = part.values[at]
+        hashed = splitmix64(hashed ^ value.view(np.uint64))
+        absent |= (value == -1) | (value == (-1 if none is None else none))
+        if weights is not None and part.weights is not None:
+            weights *= part.weights[at]
+    values = np.where(absent, -1, (hashed >> np.uint64(1)).astype(np.int64))
+    return BatchIds(values, ids.batch, 1, 0, many[:, None], weights)
+
+
+def side_by_side(features: Iterable[BatchIds]) -> BatchIds:
+    """Join batches of one feature each."""
+    each = list(features)
+    weights = [one.weights for one in each if one.weights is not None]
+    return by_sample(
+        np.concatenate([one.values for one in each]),
+        np.stack([one.sizes[:, 0] for one in each]),
+        np.concatenate(weights) if weights else None,
+    )
 
 
 def picked(ids: BatchIds, features: Wholes) -> BatchIds:
@@ -168,11 +207,6 @@ class Routed:
     blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]  # for each requested shard
     divisors: tuple[tuple[slice, Any], ...]  # of features with mean pooling: columns, and ids per bag or (batch, 1)
     ids: BatchIds  # as given, before ``no_id`` and ``modulo`` are applied
-
-    @property
-    def many(self) -> list[int]:
-        found: list[int] = self.ids.sizes.sum(0).tolist()
-        return found
 
     def bags(self, shard: int) -> tuple[Bags, ...]:
         return tuple(one.bags for one in self.blocks[shard])
@@ -265,29 +299,29 @@ class Router:
     def __init__(self, tables: TableSpec, shards: Sequence[ShardSpec]) -> None:
         self._tables = tables
         self.columns: dict[str, slice] = {}  # of each feature in the batch's numbers
-        self._table_of: list[int] = []
+        self.table_of: list[int] = []  # of each feature
         at = 0
         names = iter(tables.columns)
         for number, table in enumerate(tables.tables):
             for _ in table.feature_names:
                 self.columns[next(names)] = slice(at, at + table.embedding_dim)
-                self._table_of.append(number)
+                self.table_of.append(number)
                 at += table.embedding_dim
         self.width = at
-        of_feature = [tables.tables[number] for number in self._table_of]
+        of_feature = [tables.tables[number] for number in self.table_of]
         # The largest id of each feature, unsigned: one comparison then rejects negative ids as well. Growing and modulo
         # tables reject only -1, which often means "no id".
         most = [2**64 - 2 if one.modulo or one.num_embeddings is None else one.num_embeddings - 1 for one in of_feature]
         self._most = np.array(most, np.uint64)
         self._without = np.array([one.no_id is not None for one in of_feature])
-        self._none = np.array([one.no_id or 0 for one in of_feature], np.int64)
+        self._none = np.array([-1 if one.crossed else one.no_id or 0 for one in of_feature], np.int64)
         self._modulo = {place: one.held for place, one in enumerate(of_feature) if one.modulo}
         self._asked = np.zeros(len(of_feature), np.int64)
         self._samples = 0
-        self._distinct = {self._table_of[place]: DistinctIds() for place in self._modulo}
+        self._distinct = {self.table_of[place]: DistinctIds() for place in self._modulo}
         self._means = [
             (feature, columns)
-            for feature, (columns, number) in enumerate(zip(self.columns.values(), self._table_of, strict=True))
+            for feature, (columns, number) in enumerate(zip(self.columns.values(), self.table_of, strict=True))
             if tables.tables[number].pooling == "mean"
         ]
         self._groups = {
@@ -298,23 +332,32 @@ class Router:
 
     def route(self, ids: BatchIds) -> Routed:
         """Build the requests for a batch; raise :class:`DataError` if a table does not have one of the ids."""
-        given, ids = ids, self._kept(ids) if self._without.any() else ids
-        self._check(ids)
-        ids = self._wrapped(ids) if self._modulo else ids
+        given, ids = ids, self.rows_of(ids)
         self._samples += ids.batch
         self._asked += ids.each * ids.batch if ids.lengths is None else ids.lengths.sum(0)
         blocks = {}
         for shard, groups in self._groups.items():
             if found := tuple(one for group in groups for one in group.blocks(ids)):
                 blocks[shard] = found
-        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)), given)
+        return Routed(ids.batch, self.width, blocks, tuple(self.divisors(ids)), given)
+
+    def rows_of(self, ids: BatchIds) -> BatchIds:
+        """Return the rows of a batch's ids, without those that mean "no id"; raise DataError as :meth:`route`."""
+        ids = self._kept(ids) if self._without.any() else ids
+        self._check(ids)
+        return self._wrapped(ids) if self._modulo else ids
+
+    def absent(self, ids: BatchIds) -> npt.NDArray[np.bool_]:
+        """Return which ids mean "no id"; shape (n,)."""
+        found: npt.NDArray[np.bool_] = ids.of_each(self._without) & (ids.values == ids.of_each(self._none))
+        return found
 
     def _group(self, number: int, group: RowGroup) -> _GroupRoute:
         slices = list(self.columns.values())
         whole: list[tuple[int, int]] = []
         cut: list[_CutPart] = []
         for part, base in zip(group.ranges, group.bases, strict=True):
-            for feature in (one for one, table in enumerate(self._table_of) if table == part.table):
+            for feature in (one for one, table in enumerate(self.table_of) if table == part.table):
                 many = self._tables.tables[part.table].held
                 if part.rows == many:
                     whole.append((feature, base))
@@ -346,7 +389,7 @@ class Router:
 
     def _kept(self, ids: BatchIds) -> BatchIds:
         """Drop the ids that mean "no id"."""
-        gone = ids.of_each(self._without) & (ids.values == ids.of_each(self._none))
+        gone = self.absent(ids)
         if not gone.any():
             return ids
         lengths = np.bincount(ids.bag_of[~gone], minlength=ids.sizes.size).reshape(ids.sizes.shape)
@@ -359,11 +402,11 @@ class Router:
         for feature, rows in self._modulo.items():
             if feature_of is None:
                 mine = values.reshape(ids.batch, ids.features, ids.each)[:, feature]
-                self._distinct[self._table_of[feature]].add(mine)
+                self._distinct[self.table_of[feature]].add(mine)
                 mine %= rows
             else:
                 where = feature_of == feature
-                self._distinct[self._table_of[feature]].add(values[where])
+                self._distinct[self.table_of[feature]].add(values[where])
                 values[where] %= rows
         return replace(ids, values=values)
 
@@ -379,13 +422,13 @@ class Router:
             return
         place = int(np.flatnonzero(wrong.reshape(-1))[0])
         feature = int(ids.bag_of[place]) % ids.features
-        table = self._tables.tables[self._table_of[feature]]
+        table = self._tables.tables[self.table_of[feature]]
         name, found = list(self.columns)[feature], int(ids.values[place])
         has = "an id for every number but -1" if table.modulo or table.grows else f"the rows 0 to {table.held - 1}"
         out = f"; if {found} means no id, give Table(no_id={found})" if found < 0 and table.no_id is None else ""
         raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has {has}{out}")
 
-    def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
+    def divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
         for feature, columns in self._means if ids.each != 1 else []:
             if ids.lengths is None:
                 yield columns, np.float32(ids.each)

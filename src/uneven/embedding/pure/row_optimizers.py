@@ -14,11 +14,9 @@ from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
-Halves = npt.NDArray[np.uint16]
-"""bfloat16 bits, because numpy has no bfloat16."""
 
 CACHE_LINE = 64  # bytes
-_BLOCK = 1 << 14  # rows initialized from one seed: a row's initial values must not depend on its shard
+BLOCK = 1 << 14  # rows initialized from one seed: a row's initial values must not depend on its shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,8 @@ class Bags:
     each: int = 0  # ids in every bag, or 0 if ``lengths`` is given
     lengths: Ids | None = None  # of the bags, shape (count,), or None
     weights: Floats | None = None  # of the ids, shape (n,), or None
-    values: npt.NDArray[Any] | None = None  # a row for each bag, (count, width) float32, or bfloat16 as uint16
+    # A row for each bag: (count, width) float32, float16, or bfloat16 as uint16; (count, width + 4) int8 with scales.
+    values: npt.NDArray[Any] | None = None
 
     @property
     def sizes(self) -> Ids:
@@ -46,7 +45,7 @@ class Bags:
 
 
 class Kernels(Protocol):
-    """The operations of a shard: :func:`lookup`, :func:`update`, and bfloat16 conversion for messages."""
+    """The operations of a shard: :func:`lookup`, :func:`update`, and the conversion of values for messages."""
 
     def lookup(self, rows: Floats, bags: Bags) -> Floats: ...
 
@@ -56,12 +55,12 @@ class Kernels(Protocol):
         """Return the distinct ids of ``ids`` (n,) int32, in any order, and the index of each id among them (n,)."""
         ...
 
-    def halved(self, values: Floats) -> Halves:
-        """Round float32 values of any shape to bfloat16 bits."""
+    def narrowed(self, values: Floats, dtype: str, keys: Any = None) -> npt.NDArray[Any]:
+        """As :func:`uneven.embedding.pure.narrow_rows.narrow`, also to the bits of "bfloat16", which numpy lacks."""
         ...
 
-    def whole(self, values: Halves) -> Floats:
-        """Convert bfloat16 bits of any shape to float32."""
+    def whole(self, values: npt.NDArray[Any]) -> Floats:
+        """Convert a result of :meth:`narrowed` to float32."""
         ...
 
 
@@ -77,11 +76,11 @@ def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: tuple[f
     """Return the initial rows ``start`` to ``stop`` of a table, uniform in ``spread``; shape (stop − start, dim)."""
     least, most = spread
     rows = np.empty((stop - start, dim), np.float32)
-    for block in range(start // _BLOCK, -(-stop // _BLOCK)):
-        first = block * _BLOCK
+    for block in range(start // BLOCK, -(-stop // BLOCK)):
+        first = block * BLOCK
         made = np.random.default_rng([seed, zlib.crc32(name.encode()), block])
-        values = made.random((_BLOCK, dim), dtype=np.float32) * np.float32(most - least) + np.float32(least)
-        low, high = max(start, first), min(stop, first + _BLOCK)
+        values = made.random((BLOCK, dim), dtype=np.float32) * np.float32(most - least) + np.float32(least)
+        low, high = max(start, first), min(stop, first + BLOCK)
         rows[low - start : high - start] = values[low - first : high - first]
     return rows
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from uneven.embedding.pure.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.pure.dynamic_ids import IdMap, Ids64, begin_by_id
+from uneven.embedding.pure.narrow_rows import NarrowRows
 from uneven.embedding.pure.row_cache import Slots
-from uneven.embedding.pure.row_optimizers import Floats, Ids, begin, zeros
+from uneven.embedding.pure.row_optimizers import BLOCK, Floats, Ids, begin, zeros
 from uneven.embedding.pure.sharding_plan import RowGroup, RowRange, groups_of
 from uneven.errors import ConfigError
 
@@ -86,7 +87,7 @@ class HeldRange(NamedTuple):
     start: int
     stop: int
     many: int  # rows of the whole table
-    rows: Floats  # (rows, dim)
+    rows: Any  # (rows, dim) float32, or NarrowRows
     sums: Floats  # (rows,), empty with SGD
     map: IdMap | None  # of a growing table, which has an array for itself; row 0 is shared by all ids without a row
     first_sum: float  # Adagrad's initial sum of a row
@@ -100,7 +101,7 @@ class Holding:
     """The rows of a shard by group, updated in place, with Adagrad's sums (none with SGD) and id maps."""
 
     spec: ShardSpec
-    rows: list[Floats]
+    rows: list[Any]  # float32, or NarrowRows
     sums: list[Floats]
     maps: list[IdMap | None]
     disks: Mapping[int, StoredRows] = field(default_factory=dict)  # of the groups on disk, which have no arrays
@@ -111,7 +112,10 @@ class Holding:
         tables, seed = spec.tables.tables, spec.tables.seed
         disks = disks or {}
         many = [0 if number in disks else one.rows for number, one in enumerate(spec.groups)]
-        rows = [zeros(each, one.width) for each, one in zip(many, spec.groups, strict=True)]
+        rows = [
+            zeros(each, one.width) if one.dtype == "float32" else NarrowRows.zeros(each, one.width, one.dtype)
+            for each, one in zip(many, spec.groups, strict=True)
+        ]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
         sums = [np.zeros(each if adagrad else 0, np.float32) for each in many]
         maps = [_map(tables[one.ranges[0].table], one) if one.grows else None for one in spec.groups]
@@ -121,12 +125,15 @@ class Holding:
             if into.disk is not None:
                 continue
             if into.map is None:
-                into.rows[:] = begin(table.name, seed, part.start, part.stop, table.embedding_dim, table.spread)
+                for first in range(part.start - part.start % BLOCK, part.stop, BLOCK):  # no second copy in memory
+                    low, high = max(first, part.start), min(first + BLOCK, part.stop)
+                    made = begin(table.name, seed, low, high, table.embedding_dim, table.spread)
+                    into.rows[low - part.start : high - part.start] = made
                 new = into.sums
             else:
                 # Only the shared row exists; `slots` initializes the others when they get an id.
                 new = into.sums[:1]
-                into.rows[0] = begin_by_id(np.array([-1]), salt_of(table, seed), table.embedding_dim, table.spread)[0]
+                into.rows[:1] = begin_by_id(np.array([-1]), salt_of(table, seed), table.embedding_dim, table.spread)
             if spec.tables.first_sum:
                 new[:] = spec.tables.first_sum
         return held

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from uneven.embedding.pure.config import MOST_ROWS, Table
+from uneven.embedding.pure.narrow_rows import row_bytes
 from uneven.embedding.pure.row_cache import WAYS, slot_bytes
 from uneven.errors import ConfigError
 from uneven.policy.core.apportion import proportional
@@ -60,13 +61,14 @@ class MeasuredTables:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The rows of one width on one shard, or of one growing table, as one array."""
+    """The rows of one width and type on one shard, or of one growing table, as one array."""
 
     width: int
     ranges: tuple[RowRange, ...]
     bases: tuple[int, ...]  # index in the array at which each range starts
     grows: bool = False  # whether rows are found by id; row 0 is then shared by all ids without a row
     slots: int = 0  # rows in memory if the group is on disk; a server has no array of all its rows then
+    dtype: str = "float32"
 
     @property
     def rows(self) -> int:
@@ -74,15 +76,16 @@ class RowGroup:
 
 
 def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
-    """Return a shard's arrays: one per width, one per width on disk, then one per growing table.
+    """Return a shard's arrays: one per width and type, one per width on disk, then one per growing table.
 
     Raises ConfigError for too many rows, or too little memory for rows on disk.
     """
     found = []
-    kinds = {one: (tables[one.table].on_disk, tables[one.table].embedding_dim) for one in ranges}
+    of = {one: tables[one.table] for one in ranges}
+    kinds = {one: (each.on_disk, each.embedding_dim, each.dtype) for one, each in of.items()}
     fixed = [one for one in ranges if not tables[one.table].grows]
-    for disk, width in sorted({kinds[one] for one in fixed}):
-        mine = tuple(one for one in fixed if kinds[one] == (disk, width))
+    for disk, width, dtype in sorted({kinds[one] for one in fixed}):
+        mine = tuple(one for one in fixed if kinds[one] == (disk, width, dtype))
         ends = list(accumulate(one.rows for one in mine))
         if ends[-1] > MOST_ROWS:  # else int32 cannot index them
             raise ConfigError(f"{ends[-1]:,} rows of {width} numbers exceed one shard: use more shards (--tables)")
@@ -94,9 +97,12 @@ def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowG
                 f"tables {names} have {memory:,} bytes of memory on a shard: raise Table(memory=), so that it is at "
                 f"least {WAYS * slot_bytes(width):,}"
             )
-        found.append(RowGroup(width, mine, (0, *ends[:-1]), slots=slots))
+        found.append(RowGroup(width, mine, (0, *ends[:-1]), slots=slots, dtype=dtype))
     growing = (one for one in ranges if tables[one.table].grows)
-    return (*found, *(RowGroup(tables[one.table].embedding_dim, (one,), (0,), grows=True) for one in growing))
+    return (
+        *found,
+        *(RowGroup(of[one].embedding_dim, (one,), (0,), grows=True, dtype=of[one].dtype) for one in growing),
+    )
 
 
 def place(
@@ -152,7 +158,8 @@ def _cost(table: Table, lookups: Mapping[str, float]) -> float:
 
 def _bytes(table: Table, rows: int) -> int:
     """Return the bytes in memory of some rows of a table."""
-    return table.memory_bytes * rows // table.held if table.on_disk else rows * (table.embedding_dim + 1) * 4
+    each = row_bytes(table.dtype, table.embedding_dim) + 4
+    return table.memory_bytes * rows // table.held if table.on_disk else rows * each
 
 
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:

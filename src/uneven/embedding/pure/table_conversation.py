@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uneven.embedding.pure.row_optimizers import Bags
-from uneven.embedding.pure.table_wire import Say, TableMessage
+from uneven.embedding.pure.table_wire import WIRES, Say, TableMessage
 
 Answers = list[tuple[int, TableMessage]]  # (request number, answer)
 
@@ -36,10 +36,10 @@ class TableLink:
     _applied: int = 0
 
     def request(
-        self, kind: Say, bags: tuple[Bags, ...] = (), *, meeting: int = 0, text: str = "", halves: bool = False
+        self, kind: Say, bags: tuple[Bags, ...] = (), *, meeting: int = 0, text: str = "", wire: str = WIRES[0]
     ) -> tuple[int, list[TableMessage]]:
         """Create a request; return its number, and the messages to send now (none before the shard's welcome)."""
-        message = self._new(kind, bags, meeting=meeting, text=text, halves=halves)
+        message = self._new(kind, bags, meeting=meeting, text=text, wire=wire)
         self.waiting[message.number] = message
         return message.number, [message] if self.life else []  # `_welcomed` sends it otherwise
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from uneven.embedding.pure.config import RowwiseAdagrad
+from uneven.embedding.pure.narrow_rows import NarrowRows
 from uneven.embedding.pure.row_cache import UNCOUNTED, Slots
 from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels, finite
 from uneven.embedding.pure.shard_tables import Holding, ShardSpec, StoredRows
@@ -273,8 +274,9 @@ class TableShard:
                 raise Refused(Refusal.ROW)
             rows, sums, found, _ = self._found(one, holding, m.kind)
             rows = sums[:, None] if m.kind is Say.SUMS else rows
-            values = self.kernels.lookup(rows, found)
-            sent = self.kernels.halved(values) if m.halves else values
+            narrow = isinstance(rows, NarrowRows)
+            values = rows.lookup(self.kernels, found) if narrow else self.kernels.lookup(rows, found)
+            sent = self.kernels.narrowed(values, m.wire)
             answers.append(Bags(one.group, rows.shape[1], one.count, values=sent))
             self.counts[f"{served}rows"] += len(one.ids)
         self.counts[f"{served}lookups"] += 1
@@ -295,7 +297,10 @@ class TableShard:
             rows, sums, one, taken = self._found(sent, holding, m.kind)
             assert one.ids is not None
             if m.kind is Say.GRADIENT:
-                self.kernels.update(rows, sums, one, values, optimizer)
+                if isinstance(rows, NarrowRows):
+                    rows.update(self.kernels, sums, one, values, optimizer)
+                else:
+                    self.kernels.update(rows, sums, one, values, optimizer)
             else:
                 rows[one.ids] = values
                 holding.begin_sums(sums, one.ids, one.weights)
@@ -311,7 +316,7 @@ class TableShard:
         """Return the values (bags, dim) float32; raise :class:`Refused` for NaN or a missing row."""
         self._group(one, holding)
         assert one.values is not None
-        values = one.values if one.values.dtype == np.float32 else self.kernels.whole(one.values)
+        values = self.kernels.whole(one.values)
         if not finite(values):
             self.counts["nonfinite"] += 1
             raise Refused(Refusal.VALUE)

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uneven.embedding.pure.narrow_rows import SCALE_BYTES
 from uneven.embedding.pure.row_optimizers import Bags
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
 
 MAGIC = b"UNET"
-VERSION = 2
+VERSION = 3
 MOST_GROUPS = 1 << 12
 MOST_NUMBERS = 1 << 30  # in one array: a malformed entry must not allocate all memory
 MOST_TEXT = 1 << 22
@@ -35,7 +36,11 @@ _HEADER = struct.Struct("<4sHBBIIQQQQQQII")
 _ENTRY = struct.Struct("<IIQQII")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
-_LENGTHS, _WEIGHTS, _VALUES, _HALVES, _WIDE = 1, 2, 4, 8, 16
+WIRES = ("float32", "bfloat16", "float16", "int8")
+"""Types of values; each row of int8 ends with its scale, a float32."""
+_LENGTHS, _WEIGHTS, _WIDE = 1, 2, 16
+_VALUES = {flag: np.dtype(code) for flag, code in ((4, "<f4"), (8, "<u2"), (32, "<f2"), (64, "i1"))}  # as WIRES
+_ALL_VALUES = sum(_VALUES)
 
 
 class Say(IntEnum):
@@ -90,7 +95,7 @@ class TableMessage:
     version: int = 0  # updates of all workers in the rows; for a gradient, at its lookup
     meeting: int = 0  # number of the flush
     table: int = 0  # fingerprint of the shard's specification
-    halves: bool = False  # for a lookup: whether the answer may be bfloat16
+    wire: str = WIRES[0]  # for a lookup: the type of the answer's values
     text: str = ""
     bags: tuple[Bags, ...] = ()
 
@@ -103,7 +108,7 @@ def encode(message: TableMessage) -> list[Any]:
         MAGIC,
         VERSION,
         m.kind,
-        m.halves,
+        WIRES.index(m.wire),
         m.rank,
         m.table,
         m.number,
@@ -126,7 +131,7 @@ def encode(message: TableMessage) -> list[Any]:
 def _entry(one: Bags) -> bytes:
     flags = _LENGTHS * (one.lengths is not None) | _WEIGHTS * (one.weights is not None)
     if one.values is not None:
-        flags |= _HALVES if one.values.dtype == np.uint16 else _VALUES
+        flags |= next(flag for flag, dtype in _VALUES.items() if one.values.dtype == dtype)
     if one.ids is not None and one.ids.dtype == np.int64:
         flags |= _WIDE
     return _ENTRY.pack(one.group, one.width, 0 if one.ids is None else len(one.ids), one.count, one.each, flags)
@@ -145,14 +150,14 @@ def decode(frames: Sequence[Any]) -> TableMessage:
     header = memoryview(frames[0])
     if header.nbytes != HEADER_BYTES:
         raise Refused(Refusal.HEADER)
-    magic, version, kind, halves, rank, table, number, sequence, life, seen, meeting, pad, text, groups = (
-        _HEADER.unpack(header)
+    magic, version, kind, wire, rank, table, number, sequence, life, seen, meeting, pad, text, groups = _HEADER.unpack(
+        header
     )
     if magic != MAGIC:
         raise Refused(Refusal.MAGIC)
     if version != VERSION:
         raise Refused(Refusal.VERSION)
-    if kind not in _KINDS or halves > 1 or pad:
+    if kind not in _KINDS or wire >= len(WIRES) or pad:
         raise Refused(Refusal.KIND)
     what = Say(kind)
     return TableMessage(
@@ -164,7 +169,7 @@ def decode(frames: Sequence[Any]) -> TableMessage:
         version=seen,
         meeting=meeting,
         table=table,
-        halves=bool(halves),
+        wire=WIRES[wire],
         text=_text(memoryview(frames[1]), text),
         bags=_bags(what, memoryview(frames[2]), groups, [memoryview(one) for one in frames[3:]]),
     )
@@ -197,8 +202,8 @@ def _bags(kind: Say, entries: memoryview, groups: int, frames: list[memoryview])
 def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Bags:
     group, width, ids, count, each, flags = fields
     with_ids, with_values = kind in _WITH_IDS, kind in _WITH_VALUES
-    values = flags & (_VALUES | _HALVES)
-    if flags > 31 or values == _VALUES | _HALVES or bool(values) != with_values:
+    values = flags & _ALL_VALUES
+    if flags > 127 or values not in (0, *_VALUES) or bool(values) != with_values:
         raise Refused(Refusal.DTYPE)
     # 19: lengths, weights or wide ids
     if not width or max(ids, count * max(width, 1)) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 19)):
@@ -213,7 +218,8 @@ def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Ba
     weights = _array(frames, ids, np.dtype("<f4")) if flags & _WEIGHTS else None
     rows = None
     if values:
-        rows = _array(frames, count * width, np.dtype("<f4" if values == _VALUES else "<u2")).reshape(count, width)
+        across = width + SCALE_BYTES * (_VALUES[values].itemsize == 1)
+        rows = _array(frames, count * across, _VALUES[values]).reshape(count, across)
     return Bags(group, width, count, wanted, each, lengths, weights, rows)
 
 
