@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uneven.errors import ConfigError
-from uneven_bench.recommendation import faults, quality, serving, tuning
+from uneven_bench.recommendation import faults, narrow, quality, serving, tuning
 from uneven_bench.recommendation.bench import CASES, QUICK, SPEED, MeasuredTrainers, _measured, judged, run
 from uneven_bench.recommendation.clicks import Clicks
 from uneven_bench.recommendation.disk import out_of_memory_rows
@@ -195,3 +195,16 @@ def test_a_table_on_disk_trains_next_to_one_in_memory_and_is_saved() -> None:
     assert found["examples_per_s"] == {"in memory": memory, "on disk": disk}
     assert 1 < found["writes_per_example"] <= found["reads_per_example"] < 26
     assert found["saved_bytes"] > 500 * 17 * 4
+
+
+def test_rows_with_fewer_bits_learn_in_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "clicks", a_log)
+    monkeypatch.setattr(narrow, "BATCH", 16)
+    monkeypatch.setattr(narrow, "WAYS", {way: narrow.WAYS[way] for way in ("float32", "both int8")})
+    found = narrow.narrow(1, 3000, lambda what, done: None)["narrow"]
+    plain, small = found["float32"], found["both int8"]
+    assert (plain["row_bytes"], small["row_bytes"]) == (150 * 68, 150 * 24)
+    assert (plain["answer_bytes"], small["answer_bytes"]) == (3 * 64, 3 * 20)
+    assert plain["vs_float32"] == [0]
+    assert small["log_loss"][0] < 0.69
+    assert abs(small["vs_float32"][0]) < 0.05

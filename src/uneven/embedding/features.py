@@ -59,7 +59,8 @@ class UnpooledFeatures(dict[str, Tensor]):
             if even
             else found
         )
-        self._ids, self._router = ids, router
+        self._ids = ids
+        self._router = router
 
     def nested(self, feature: str) -> Tensor:
         """Return the rows of one feature as a nested tensor (batch, ragged, dim) with the jagged layout.

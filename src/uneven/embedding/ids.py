@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from uneven.embedding.pure.config import TableSpec
-from uneven.embedding.pure.route import BatchIds, apart, by_sample, crossed, picked, ranges, side_by_side
+from uneven.embedding.pure.route import BatchIds, GivenFeatures, apart, by_sample, ranges
 from uneven.embedding.pure.row_optimizers import Floats
 from uneven.errors import DataError
 
@@ -33,31 +33,15 @@ class _Feature(NamedTuple):
 
 
 class BatchReader:
-    """The features of some tables, read from a batch: in the order of the tables, with crosses.
-
-    ``unpooled`` makes each id a bag.
-    """
+    """The features of some tables, read from a batch. ``unpooled`` makes each id a bag."""
 
     def __init__(self, spec: TableSpec, *, unpooled: bool = False) -> None:
         self._unpooled = unpooled
-        self._given = list(dict.fromkeys(name for one in spec.tables for name in one.crossed or one.feature_names))
-        self._crosses = any(one.crossed for one in spec.tables)
-        self._sources = [
-            ([self._given.index(one) for one in names], table.no_id)
-            for table in spec.tables
-            for names in ([table.crossed] if table.crossed else [[one] for one in table.feature_names])
-        ]
+        self._features = GivenFeatures(spec)
 
     def read(self, given: Any) -> BatchIds:
         """Return the ids; raise :class:`DataError` if they are malformed."""
-        found = read_ids(given, self._given, pooled=not self._unpooled)
-        if self._crosses:
-            found = side_by_side(
-                picked(found, np.array(places)) if len(places) == 1 else crossed(found, places, none)
-                for places, none in self._sources
-            )
-        elif len(self._sources) > len(self._given):  # several tables have a feature
-            found = picked(found, np.array([place for (place,), _ in self._sources]))
+        found = self._features.of_tables(read_ids(given, self._features.names, pooled=not self._unpooled))
         return apart(found) if self._unpooled else found
 
 

@@ -107,7 +107,7 @@ class NumbaKernels(TorchKernels):
 
 _NO_LENGTHS, _NO_WEIGHTS, _NO_KEYS = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint64)
 _UNITS = np.ldexp(np.float32(1), np.maximum(np.arange(256) - 137, -24))
-"""The distance of two float16, for each exponent of float32."""
+"""Exponent of a float32 → the distance of two float16 there."""
 
 
 def _shape(bags: Bags) -> tuple[int, Ids, Floats]:

@@ -23,7 +23,9 @@ from uneven.embedding import (
     Table,
     UnpooledFeatures,
 )
+from uneven.embedding.ids import BatchReader
 from uneven.embedding.pure.config import TableSpec
+from uneven.embedding.pure.lookup_request import read_request
 from uneven.errors import ConfigError, DataError
 from uneven_bench.forked.scripts import run_script
 
@@ -181,6 +183,19 @@ def test_bags_are_crossed_in_all_pairs(made: Any) -> None:
     found = ours({"user": (*flat(user), weight[0]), "item": (*flat(item), weight[1]), "day": flat(day)}).values()
     last = ours(torch.tensor([(u, i, 3) for u in user[3] for i in item[3]])).values()
     assert torch.allclose(found[3], torch.outer(weight[0][3:], weight[1][5:]).reshape(-1) @ last, atol=1e-6)
+
+
+def test_crosses_are_looked_up_by_other_programs_too(made: Any) -> None:
+    ours = made(CROSSED)
+    asked = read_request(b'{"ids": {"user": [3, [1, 2]], "item": [4, [5, 6]]}}', ours.door.spec)
+    given = {"user": flat([[3], [1, 2]]), "item": flat([[4], [5, 6]])}
+    assert asked.same(BatchReader(ours.door.spec).read(given))
+
+
+def test_too_many_combinations_are_refused(made: Any) -> None:
+    long = flat([[1] * 3000, [2]])
+    with pytest.raises(DataError, match=r"9,000,001 combinations of crossed ids in a batch: give shorter bags"):
+        made(CROSSED)({"user": long, "item": long})
 
 
 @pytest.mark.parametrize("rows", [1000, None])

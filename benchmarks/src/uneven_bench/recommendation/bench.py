@@ -26,6 +26,7 @@ from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.disk import out_of_memory_rows
 from uneven_bench.recommendation.faults import checkpoint, killed
+from uneven_bench.recommendation.narrow import narrow
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
 from uneven_bench.recommendation.serving import serve
@@ -38,6 +39,7 @@ _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
 DISK, DISK_QUICK = (20_000_000, 154_000_000, 40.0, 8.0, 5), (1_000_000, 7_700_000, 8.0, 3.0, 3)
 _SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 8_000
+_NARROW, _NARROW_SAMPLES = 3, 24_000
 BATCHES = (128, 512, 2048)
 
 
@@ -83,7 +85,7 @@ SPEED = {
     ),
 }  # fmt: skip
 """The measurements of one case; in each round one after the other."""
-PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve", "disk")
+PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve", "disk", "narrow")
 QUICK = (
     "1 at 0.2 core", "2 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
     "DDP, sparse",
@@ -118,9 +120,9 @@ tables = partial(harness_tables, bars=BARS)
 
 def run(quick: bool, progress: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
     """Measure the cases, or ``case``, one of :data:`PARTS`. ``report``: HTML file for pictures of the scaling. See
-    :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, :mod:`uneven_bench.recommendation.faults` and
-    :func:`uneven_bench.recommendation.serving.serve` and :func:`uneven_bench.recommendation.disk.out_of_memory_rows`
-    for the result. Raises UnknownNameError: no such case.
+    :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, :mod:`uneven_bench.recommendation.faults`,
+    :func:`uneven_bench.recommendation.serving.serve`, :func:`uneven_bench.recommendation.disk.out_of_memory_rows` and
+    :func:`uneven_bench.recommendation.narrow.narrow` for the result. Raises UnknownNameError: no such case.
     ConfigError: a report without the speed that it shows."""
     wanted = chosen(case, PARTS)
     if report is not None and case not in (None, "scaling"):
@@ -132,6 +134,9 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
         "serve": lambda: serve(*((1, 1.5) if quick else (5, 6.0)), partial(progress, "serve")),
         "disk": lambda: out_of_memory_rows(*(DISK_QUICK if quick else DISK), partial(progress, "disk")),
+        "narrow": lambda: narrow(
+            *((1, _QUICK_SAMPLES) if quick else (_NARROW, _NARROW_SAMPLES)), partial(progress, "narrow")
+        ),
     }
     found: dict[str, Any] = {"quick": quick}
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:

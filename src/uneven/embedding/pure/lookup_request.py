@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from uneven.embedding.pure.config import TableSpec
-from uneven.embedding.pure.route import BatchIds, by_sample, picked
+from uneven.embedding.pure.route import BatchIds, GivenFeatures, by_sample
 from uneven.embedding.pure.row_optimizers import Floats
 from uneven.errors import DataError
 
@@ -56,7 +56,8 @@ def read_request(body: bytes, tables: TableSpec) -> BatchIds:
         raise DataError('no JSON: send {"ids": {feature: [id, …]}}') from error
     if not isinstance(given, dict) or given.keys() != {"ids"} or not isinstance(given["ids"], dict):
         raise DataError('send {"ids": {feature: [id, …]}}, and no other key')
-    names = list(dict.fromkeys(tables.features))
+    features = GivenFeatures(tables)
+    names = features.names
     if wrong := given["ids"].keys() ^ set(names):
         raise DataError(f"features without ids, or without a table: {', '.join(map(repr, sorted(wrong)[:3]))}")
     values, lengths = zip(*(_bags(name, given["ids"][name]) for name in names), strict=True)
@@ -69,8 +70,7 @@ def read_request(body: bytes, tables: TableSpec) -> BatchIds:
         ids = by_sample(np.array([*chain(*values)], np.int64), np.array(lengths, np.int64))
     except OverflowError as error:
         raise DataError("an id is a whole number of 64 bits") from error
-    order = np.array([names.index(one) for one in tables.features])
-    return picked(ids, order) if len(order) > len(names) else ids
+    return features.of_tables(ids)
 
 
 def together(asked: Sequence[BatchIds]) -> BatchIds:

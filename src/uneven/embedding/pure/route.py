@@ -23,6 +23,7 @@ from uneven.errors import DataError
 from uneven.policy.core.exact import splitmix64
 
 Wholes = npt.NDArray[np.int64]
+MOST_CROSSED = 1 << 22  # combinations in a batch: two long bags must not take all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,14 @@ def apart(ids: BatchIds) -> BatchIds:
 def crossed(ids: BatchIds, features: Sequence[int], none: int | None) -> BatchIds:
     """Return one feature: in each sample, a 63-bit hash of each combination of ids of some features, in their order.
 
-    A combination with −1 or ``none`` becomes −1. Weights are multiplied.
+    A combination with −1 or ``none`` becomes −1. Weights are multiplied. Raises :class:`DataError` for too many.
     """
     parts = [picked(ids, np.array([one])) for one in features]
+    total = float(np.prod([one.sizes[:, 0] for one in parts], axis=0, dtype=np.float64).sum())
+    if total > MOST_CROSSED:
+        raise DataError(
+            f"{total:,.0f} combinations of crossed ids in a batch: give shorter bags, at most {MOST_CROSSED:,}"
+        )
     many: Wholes = np.prod([one.sizes[:, 0] for one in parts], axis=0)
     sample = np.repeat(np.arange(ids.batch), many)
     place = np.arange(len(sample)) - (np.cumsum(many) - many)[sample]
@@ -147,6 +153,28 @@ def ranges(begins: Wholes, lengths: Wholes) -> Wholes:
     """Concatenate the ranges of ``lengths`` (n,) from ``begins`` (n,); shape (sum of lengths,)."""
     ends = np.cumsum(lengths)
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+class GivenFeatures:
+    """The features whose ids a batch holds, and those of the tables, made from them."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.names = list(dict.fromkeys(name for one in spec.tables for name in one.crossed or one.feature_names))
+        self._sources = [
+            ([self.names.index(one) for one in names], table.no_id)
+            for table in spec.tables
+            for names in ([table.crossed] if table.crossed else [[one] for one in table.feature_names])
+        ]
+
+    def of_tables(self, ids: BatchIds) -> BatchIds:
+        """Return the features of the tables, in their order; raise :class:`DataError` as :func:`crossed`."""
+        if any(len(places) > 1 for places, _ in self._sources):
+            return side_by_side(
+                picked(ids, np.array(places)) if len(places) == 1 else crossed(ids, places, none)
+                for places, none in self._sources
+            )
+        several = len(self._sources) > len(self.names)  # tables have a feature
+        return picked(ids, np.array([place for (place,), _ in self._sources])) if several else ids
 
 
 class _SideBySide(NamedTuple):

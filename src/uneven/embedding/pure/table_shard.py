@@ -333,7 +333,7 @@ class TableShard:
         elif len(one.ids) and one.ids.view(np.uint32).max() >= groups[one.group].rows:  # or negative
             raise Refused(Refusal.ROW)
 
-    def _found(self, one: Bags, holding: Holding, kind: Say) -> tuple[Floats, Floats, Bags, tuple[Ids, Slots] | None]:
+    def _found(self, one: Bags, holding: Holding, kind: Say) -> tuple[Any, Floats, Bags, tuple[Ids, Slots] | None]:
         """Return rows (n, dim), sums (n,), and the bags with their places there.
 
         If they are copies of rows on disk, also return their ids (n,) and slots (n,).
