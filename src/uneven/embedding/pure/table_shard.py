@@ -272,8 +272,8 @@ class TableShard:
             assert one.ids is not None  # wire.decode has checked
             if m.kind is Say.SUMS and not isinstance(holding.spec.tables.optimizer, RowwiseAdagrad):
                 raise Refused(Refusal.ROW)
-            rows, sums, found, _ = self._found(one, holding, m.kind)
-            rows = sums[:, None] if m.kind is Say.SUMS else rows
+            held, sums, found, _ = self._found(one, holding, m.kind)
+            rows: Any = sums[:, None] if m.kind is Say.SUMS else held
             narrow = isinstance(rows, NarrowRows)
             values = rows.lookup(self.kernels, found) if narrow else self.kernels.lookup(rows, found)
             sent = self.kernels.narrowed(values, m.wire)
