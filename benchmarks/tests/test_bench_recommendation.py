@@ -22,11 +22,15 @@ def measured(per_s: tuple[float, ...], trainer_us: float = 50.0) -> list[Measure
     return [MeasuredTrainers(tuple(rate * drift for rate in per_s), trainer_us, 5.0) for drift in (1.0, 0.5, 1.0)]
 
 
+_AT_512 = {"trainers": (60.0, 90.0), "processes, flat": (100.0, 100.0)}
+
+
 def test_ratios_are_of_the_same_round_and_medians() -> None:
-    found = {name: measured((100.0,)) for name in QUICK if name != "2 at 0.2 core"}
+    found = {name: measured((100.0,)) for name in QUICK}
     found |= {"4 at 0.2 core": measured((100.0, 100.0, 90.0, 90.0)), "unequal": measured((400.0, 200.0, 100.0, 80.0))}
     found |= {"4, one slow": measured((97.0, 97.0, 90.2, 23.0))}
     found |= {"two trainers": measured((120.0, 60.0)), "DDP, sparse": measured((5.0, 5.0))}
+    found |= {f"two {what}, batch 512": measured(rates) for what, rates in _AT_512.items()}
     found |= {"one trainer": measured((90.0,), 55.0), "TorchRec, batch 128": measured((25.0, 25.0))}
     found |= {"TorchRec, unequal": measured((50.0,) * 4), "TorchRec's pipeline, batch 128": measured((30.0, 30.0))}
     result = judged(found)
@@ -35,6 +39,7 @@ def test_ratios_are_of_the_same_round_and_medians() -> None:
     assert result["beside_slow"] == pytest.approx(0.98)
     assert result["vs_one_process"] == pytest.approx(1.8)
     assert result["vs_ddp_sparse"] == pytest.approx(18.0)
+    assert result["of_shared_nothing"] == {"512": pytest.approx(0.75)}
     assert result["trainer_cpu_ratio"] == pytest.approx(1.1)
     assert result["vs_torchrec"] == {"128": pytest.approx(3.0)}, "the faster of its two ways"
     assert result["vs_torchrec_unequal"] == {"0.8/0.4/0.2/0.2": pytest.approx(780 / 200 * 1.6 / 1.6039)}

@@ -354,8 +354,8 @@ def recommendation() -> None:
     look-ups of other programs over HTTP and ZeroMQ while a trainer continues. Last, a table on disk with a tenth of its
     rows in memory, against the same table in memory.
 
-    Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint, serve, disk. --quick plays one round of a
-    part of them and one seed; --report draws how it scales.
+    Cases: scaling, slow, processes, nothing-shared, torchrec, quality, killed, checkpoint, serve, disk. --quick plays
+    one round of a part of them and one seed; --report draws how it scales.
     """
 
 

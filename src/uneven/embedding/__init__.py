@@ -7,7 +7,8 @@
                 access.py        its access to the shards, with prefetching
                 pure/route.py    a batch's ids → requests
                 table_client.py  requests and updates; pure/table_conversation.py: the state of one connection
-    both        pure/config.py   tables and optimizers
+    both        shared_rows.py   rows and gradients in memory that a shard and workers on its machine share
+                pure/config.py   tables and optimizers
                 pure/sharding_plan.py, pure/table_wire.py    the rows of each shard, and messages
                 pure/narrow_rows.py                          float16 and int8 in both
     a shard     table_host.py    its process; pure/table_shard.py: its answers

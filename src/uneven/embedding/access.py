@@ -62,6 +62,7 @@ class TableAccess:
         self.spec = spec
         self.reader = BatchReader(spec, unpooled=unpooled)
         self.timeout_s = 300.0
+        self.share = True  # use the memory that shards on this machine offer
         self.scale: Callable[[], float] = lambda: 1.0
         self._alone = shards
         self._wire = wire
@@ -158,7 +159,13 @@ class TableAccess:
             self.router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=table_wire)
             client = TableClient(
-                world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, wire=self._wire
+                world.rank,
+                self._shards,
+                line,
+                TorchKernels(),
+                timeout_s=self.timeout_s,
+                wire=self._wire,
+                share=self.share,
             )
             stack.callback(client.close)
             if any(one.on_disk for one in self.spec.tables):

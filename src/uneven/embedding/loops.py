@@ -67,7 +67,7 @@ def _prefetch(typing: Any, array: Any, place: Any) -> Any:
     return types.void(array, types.int64), built
 
 
-@_compiled(_ROWS(_ROWS, _IDS))
+@_compiled(_ROWS(_GIVEN, _IDS))
 def taken(rows: Any, ids: Any) -> Any:
     """Return the row of each id; shape (ids, dim)."""
     dim = rows.shape[1]
@@ -87,7 +87,7 @@ def taken(rows: Any, ids: Any) -> Any:
     return out
 
 
-@_compiled(_ROWS(_ROWS, _IDS, int64, int64, _LENGTHS, _WEIGHTS))
+@_compiled(_ROWS(_GIVEN, _IDS, int64, int64, _LENGTHS, _WEIGHTS))
 def pooled(rows: Any, ids: Any, bags: int, each: int, lengths: Any, weights: Any) -> Any:
     """Return the sum of each bag's rows (bags, dim). ``each`` is 0 with ``lengths``; empty ``weights`` mean 1."""
     dim = rows.shape[1]

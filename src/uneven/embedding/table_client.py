@@ -1,6 +1,7 @@
 """A worker's client of the table servers: requests the pooled rows of a batch and sends their gradient.
 
 Only reading an outcome blocks. The connection's thread carries messages, sends heartbeats, and resends lost messages.
+Rows of a shard on this machine are read in place when they are needed, and a message only says where a gradient is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_conversation import TableLink
 from uneven.embedding.pure.table_wire import READER, WIRES, Say, TableMessage
+from uneven.embedding.shared_rows import SharedReader
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.runtime.parameter_server.connection import ShardLine
 from uneven.runtime.parameter_server.pure.wire import Refusal
@@ -29,7 +32,7 @@ class TableClient:
     """The requests of one worker to all shards. Thread-safe.
 
     It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; rows are received as ``wire``, and
-    gradients sent as bfloat16 unless it is "float32".
+    gradients sent as bfloat16 unless it is "float32"; ``share`` uses the memory that a shard on this machine offers.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class TableClient:
         *,
         timeout_s: float = 300.0,
         wire: str = WIRES[0],
+        share: bool = True,
     ) -> None:
         if line.shards != len(shards):
             line.close()
@@ -59,26 +63,54 @@ class TableClient:
         self._links = {
             shard: TableLink(rank, spec.text, spec.fingerprint) for shard, spec in enumerate(shards) if spec.groups
         }
+        self._share = share
+        self._readers: dict[int, SharedReader] = {}
         self._answers: dict[tuple[int, int], TableMessage | None] = {}
         self._meetings = 0
         line.open(self)  # last: its thread calls back from now on
 
     def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
         """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""
-        kind = Say.LOOKUP if learning else Say.READ
+        kind, due, asked = Say.LOOKUP if learning else Say.READ, {}, {}
         with self._changed:
-            numbers = {shard: self._request(shard, kind, routed.bags(shard), wire=self.wire) for shard in routed.blocks}
-        return AskedRows(self, routed, numbers)
+            for shard in routed.blocks:
+                bags = routed.bags(shard)
+                reader = self._readers.get(shard) if learning else None  # a gradient reports the lookup
+                if reader is not None and any(reader.reads(one) for one in bags):
+                    due[shard] = OwnUpdates(reader, self._links[shard].sequence)
+                    bags = tuple(one for one in bags if not reader.reads(one))
+                if bags:
+                    asked[shard] = self._request(shard, kind, bags, wire=self.wire)
+        return AskedRows(self, routed, asked, due)
+
+    def read(self, shard: int, own: OwnUpdates, bags: tuple[Bags, ...], lookups: int) -> int | RowsInPlace:
+        """Return the sums of bags that are read in place. If an own update is not in them, send a request instead,
+        whose answer waits for it, and return its number. ``lookups``: 1 if the shard counts none for this batch."""
+        with self._changed:
+            if self._readers.get(shard) is not own.reader or own.reader.sequence < own.sequence:
+                return self._request(shard, Say.LOOKUP, bags, wire=self.wire)
+            own.reader.count(bags, lookups)
+        version = own.reader.version  # before the rows, so that it is not too high
+        return RowsInPlace(version, [own.reader.lookup(one) for one in bags])
 
     def give(self, asked: AskedRows, gradient: Floats) -> None:
         """Send the gradient of a batch's numbers, shape (batch, width); each shard steps on its rows immediately."""
         routed, gradient = asked.routed, asked.routed.divided(gradient)  # once, not per shard
         for shard, blocks in routed.blocks.items():
             values: list[Any] = list(routed.gradients(shard, gradient))
-            if self.wire != WIRES[0]:
-                values = [self.kernels.narrowed(one, "bfloat16") for one in values]
             bags = tuple(replace(block.bags, values=one) for block, one in zip(blocks, values, strict=True))
-            self._post(shard, Say.GRADIENT, bags, asked.versions[shard])
+            with self._changed:
+                reader = self._readers.get(shard)
+                if reader is not None:
+                    self._links[shard].note(reader.sequence)
+                place = None if reader is None else reader.reserve(bags)
+            if reader is not None and place is not None:
+                bags = reader.put(bags, place)
+            else:  # kept until it has arrived, while torch may use the gradient's memory again
+                whole = self.wire == WIRES[0]
+                kept: Callable[[Any], Any] = np.array if whole else partial(self.kernels.narrowed, dtype="bfloat16")
+                bags = tuple(replace(one, values=kept(one.values)) for one in bags)
+            self._post(shard, Say.GRADIENT, bags, asked.versions[shard], reader, place)
 
     def write(self, shard: int, bags: Bags) -> None:
         """Set rows, and their Adagrad sums to ``bags.weights``; without weights, reset the sums."""
@@ -123,6 +155,8 @@ class TableClient:
         for one in found:
             counts.update(one["counts"])
             staleness.update({int(key): many for key, many in one["staleness"].items()})
+        for reader in list(self._readers.values()):
+            counts.update(lookups=reader.lookups, rows=reader.read)  # the next gradient reports them
         return TableStats(counts, staleness, self.lost, self.restarts)
 
     def updates(self) -> int:
@@ -164,12 +198,15 @@ class TableClient:
     def close(self) -> None:
         self.leave()  # so that no flush waits for this worker
         self.line.close()
+        self._readers.clear()
 
     # ---------------------------------------------------------------- called by the connection's thread
     def received(self, shard: int, message: TableMessage) -> None:
         with self._changed:
             if shard not in self._links:
                 return
+            if message.kind is Say.WELCOME and self._share and self.rank < READER:
+                self._meet(shard, message)
             out, answers = self._links[shard].receive(message)
             self.line.post(shard, out)
             for number, answer in answers:
@@ -221,34 +258,98 @@ class TableClient:
                 self._answers.pop((shard, number), None)
                 self._links[shard].forget(number)
 
-    def _request(self, shard: int, kind: Say, bags: tuple[Bags, ...] = (), **more: Any) -> int:
-        number, out = self._links[shard].request(kind, bags, **more)
-        self._answers[shard, number] = None
-        self.line.post(shard, out)
-        return number
+    def _meet(self, shard: int, m: TableMessage) -> None:
+        known = self._readers.get(shard)
+        if known is None or known.life != m.life:
+            self._readers.pop(shard, None)
+            if (found := SharedReader.of(m.text, m.life, self.rank, self.specs[shard])) is not None:
+                self._readers[shard] = found
 
-    def _post(self, shard: int, kind: Say, bags: tuple[Bags, ...], version: int) -> None:
+    def _request(self, shard: int, kind: Say, bags: tuple[Bags, ...] = (), **more: Any) -> int:
+        """Post a request; return its number."""
+        with self._changed:
+            number, out = self._links[shard].request(kind, bags, **more)
+            self._answers[shard, number] = None
+            self.line.post(shard, out)
+            return number
+
+    def _post(
+        self,
+        shard: int,
+        kind: Say,
+        bags: tuple[Bags, ...],
+        version: int,
+        reader: SharedReader | None = None,
+        place: int | None = None,
+    ) -> None:
         with self._changed:
             if self._error is not None:
                 raise PeerError(f"{self._who}: the line to the tables has ended: {self._error}") from self._error
-            self.line.post(shard, self._links[shard].change(kind, bags, version))
+            link = self._links[shard]
+            current = self._readers.get(shard)
+            if reader is not None and place is not None and reader is current and reader.life == link.life:
+                out = link.change(kind, bags, version, place=place, **reader.counted())
+                if reader.post(*out):
+                    return
+            else:  # also if the shard has restarted meanwhile
+                out = link.change(kind, bags, version)
+            if current is not None:
+                current.sent = link.sequence
+            self.line.post(shard, out)
+
+
+class OwnUpdates(NamedTuple):
+    """The last update that a worker had sent to a shard when it asked, and the memory that shows its arrival."""
+
+    reader: SharedReader
+    sequence: int
+
+
+class RowsInPlace(NamedTuple):
+    """The sums of bags in the shard's memory, and the updates of all workers that they have at least."""
+
+    version: int
+    rows: list[Floats]
 
 
 class AskedRows:
-    """The pending lookup of a batch."""
+    """The pending lookup of a batch: requests, and rows to be read in place when they are needed."""
 
-    def __init__(self, client: TableClient, routed: Routed, numbers: dict[int, int]) -> None:
+    def __init__(
+        self, client: TableClient, routed: Routed, numbers: dict[int, int], due: dict[int, OwnUpdates]
+    ) -> None:
         self.routed = routed
         self.versions: dict[int, int] = {}  # of the rows on each shard, at the lookup
         self._client = client
         self._numbers = numbers
+        self._due = due
 
     def values(self) -> Floats:
         """Wait for the rows, shape (batch, width) float32; raise :class:`PeerError` without an answer. Call it once."""
-        answers = self._client.outcome(self._numbers, "a lookup")
-        self.versions = {shard: answer.version for shard, answer in answers.items()}
-        rows = {shard: [self._floats(one) for one in answer.bags] for shard, answer in answers.items()}
+        here: dict[int, list[Floats]] = {}
+        late: dict[int, int] = {}
+        for shard, own in self._due.items():
+            bags = tuple(one for one in self.routed.bags(shard) if own.reader.reads(one))
+            found = self._client.read(shard, own, bags, int(shard not in self._numbers))
+            if isinstance(found, int):
+                late[shard] = found
+            else:
+                self.versions[shard], here[shard] = found
+        asked = self._answered(self._numbers)
+        here |= self._answered(late)
+        rows = {}
+        for shard in self.routed.blocks:
+            own_, mine, others = self._due.get(shard), iter(here.get(shard, ())), iter(asked.get(shard, ()))
+            rows[shard] = [
+                next(mine if own_ is not None and own_.reader.reads(one) else others) for one in self.routed.bags(shard)
+            ]
         return self.routed.pooled(rows)
+
+    def _answered(self, numbers: dict[int, int]) -> dict[int, list[Floats]]:
+        answers = self._client.outcome(numbers, "a lookup") if numbers else {}
+        for shard, answer in answers.items():
+            self.versions.setdefault(shard, answer.version)
+        return {shard: [self._floats(one) for one in answer.bags] for shard, answer in answers.items()}
 
     def _floats(self, bags: Bags) -> Floats:
         assert bags.values is not None  # wire.decode has checked

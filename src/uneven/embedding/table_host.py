@@ -10,6 +10,7 @@ from pathlib import Path
 from uneven.embedding.kernels import kernels
 from uneven.embedding.pure.table_shard import TableShard
 from uneven.embedding.pure.table_wire import encode
+from uneven.embedding.shared_rows import shared_by
 from uneven.embedding.table_files import TableFiles
 from uneven.runtime.messages.process import ShardProgram
 from uneven.runtime.messages.sockets import LOOPBACK, ShardSockets, ShardThread
@@ -24,12 +25,14 @@ class TableHost(ShardThread):
 
     def __init__(self, directory: Path, number: int, members: int, *, patience: Patience | None = None) -> None:
         self.shard = _shard(directory, number, members, patience or Patience())
-        super().__init__(ShardSockets(directory, number, LOOPBACK, self.shard, encode), f"uneven-tables-{number}")
+        sockets = ShardSockets(directory, number, LOOPBACK, self.shard, encode, self.shard.shared)
+        super().__init__(sockets, f"uneven-tables-{number}")
 
 
 def serve(directory: Path, number: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
     """Serve a shard until ``ended`` returns true."""
-    sockets = ShardSockets(directory, number, bind, _shard(directory, number, members, patience), encode)
+    shard = _shard(directory, number, members, patience)
+    sockets = ShardSockets(directory, number, bind, shard, encode, shard.shared)
     try:
         sockets.serve(ended)
     finally:
@@ -38,5 +41,5 @@ def serve(directory: Path, number: int, members: int, bind: str, patience: Patie
 
 def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
     files = TableFiles(directory / "saved", number)
-    # `| 1`, because 0 means "no life yet".
-    return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience, time.perf_counter)
+    life = secrets.randbits(63) | 1  # 0 means "no life yet"
+    return TableShard(life, members, kernels(), files, patience, time.perf_counter, shared_by(life, members))

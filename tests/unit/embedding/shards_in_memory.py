@@ -14,7 +14,8 @@ from uneven.embedding.pure.route import BatchIds, Router
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.sharding_plan import place
 from uneven.embedding.pure.table_shard import TableShard
-from uneven.embedding.pure.table_wire import TableMessage, encode
+from uneven.embedding.pure.table_wire import TableMessage, decode, encode
+from uneven.embedding.shared_rows import SharedShard
 from uneven.embedding.table_client import TableClient
 from uneven.embedding.table_files import TableFiles
 from uneven.runtime.parameter_server.pure.roster import Patience
@@ -27,8 +28,9 @@ PATIENCE = Patience(join_s=5.0, silence_s=5.0)
 class MemoryShards:
     """Some shards, and a clock that stands unless it is moved."""
 
-    def __init__(self, count: int, members: int = 1, folder: Path | None = None) -> None:
+    def __init__(self, count: int, members: int = 1, folder: Path | None = None, *, share: bool = False) -> None:
         self.members = members
+        self._share = share
         self._folder = folder
         self.now_s = 0.0
         self.shards = [self._new(number, number + 1) for number in range(count)]
@@ -38,7 +40,9 @@ class MemoryShards:
         self.loses: Callable[[TableMessage], bool] = lambda message: False
 
     def _new(self, number: int, life: int) -> TableShard:
-        return TableShard(life, self.members, TorchKernels(), TableFiles(self._folder, number), PATIENCE)
+        shared = SharedShard(life, self.members) if self._share else None
+        files = TableFiles(self._folder, number)
+        return TableShard(life, self.members, TorchKernels(), files, PATIENCE, shared=shared)
 
     def restart(self, shard: int) -> None:
         """Kill a shard; the next one knows what it has saved in the folder."""
@@ -53,7 +57,15 @@ class MemoryShards:
         for shard in range(len(self.shards)):
             self.ears[rank].beat(shard)
 
+    def take_posts(self, shard: int) -> None:
+        """Take what workers have posted in shared memory, unless it is lost."""
+        one = self.shards[shard]
+        for frames in [] if one.shared is None else one.shared.taken():
+            if not self.loses(decode(frames, one.shared.region)):
+                self.answer(one.take(frames, self.now_s)[1], shard)
+
     def hand(self, shard: int, message: TableMessage) -> None:
+        self.take_posts(shard)
         if not self.loses(message):
             self.answer(self.shards[shard].take(encode(message), self.now_s)[1], shard)
 

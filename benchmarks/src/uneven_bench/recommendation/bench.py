@@ -34,6 +34,7 @@ from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 2.0
+_TIMES = {"nothing-shared": (3, 3.0)}  # rounds and window of a case by itself: under four minutes on an idle machine
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
@@ -53,6 +54,10 @@ class TrainerCase:
     shares: tuple[float, ...] = ()  # of a core, of each trainer; empty for no limit
 
 
+def _at(name: str, batch: int) -> str:
+    return name if batch == BATCHES[0] else f"{name}, batch {batch}"
+
+
 SCALING = {trainers: f"{trainers} at 0.2 core" for trainers in (1, 2, 4, 8)}
 CASES = {
     **{name: TrainerCase("served", trainers, shares=(0.2,) * trainers) for trainers, name in SCALING.items()},
@@ -65,7 +70,8 @@ CASES = {
     "one process, modules": TrainerCase("modules", 1),
     "DDP, sparse": TrainerCase("ddp", 2),
     "one trainer, tables in it": TrainerCase("held", 1),
-    **{f"two trainers, batch {batch}": TrainerCase("served", 2, batch) for batch in BATCHES[1:]},
+    **{_at("two trainers", batch): TrainerCase("served", 2, batch) for batch in BATCHES[1:]},
+    **{_at("two processes, flat", batch): TrainerCase("flat", 2, batch) for batch in BATCHES[1:]},
     **{f"TorchRec, batch {batch}": TrainerCase("torchrec", 2, batch) for batch in BATCHES},
     **{f"TorchRec's pipeline, batch {batch}": TrainerCase("torchrec-pipeline", 2, batch) for batch in BATCHES},
     "steep": TrainerCase("served", 4, shares=_STEEP),
@@ -79,6 +85,10 @@ SPEED = {
         "two trainers", "one trainer", "one trainer, tables in it", "one process, flat", "one process, modules",
         "two processes, flat", "DDP, sparse",
     ),
+    "nothing-shared": (
+        "one trainer", "one trainer, tables in it",
+        *(_at(name, batch) for batch in BATCHES for name in ("two trainers", "two processes, flat")),
+    ),
     "torchrec": (
         "two trainers", "unequal", "steep",
         *(name for name in CASES if name.startswith(("TorchRec", "two trainers, "))),
@@ -87,8 +97,7 @@ SPEED = {
 """The measurements of one case; in each round one after the other."""
 PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve", "disk", "narrow")
 QUICK = (
-    "1 at 0.2 core", "2 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat",
-    "DDP, sparse",
+    "1 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat", "DDP, sparse",
 )  # fmt: skip
 
 
@@ -106,6 +115,7 @@ BARS = {
     "share_evenness": "≥ 0.8",
     "beside_slow": "≥ 0.98",
     "vs_one_process": "≥ 1.5",
+    "of_shared_nothing": "≥ 0.8",
     "vs_ddp_sparse": "≥ 8",
     "trainer_cpu_ratio": "≤ 1.15",
     "server_us_per_sample": "≤ 10",
@@ -131,7 +141,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "quality": lambda: quality(1 if quick else _SEEDS, samples, QUICK_GRID if quick else GRID, progress),
         "killed": lambda: killed(1 if quick else _KILLED, samples, partial(progress, "killed")),
-        "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
+        "checkpoint": lambda: checkpoint(*((0.1, 2.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
         "serve": lambda: serve(*((1, 1.5) if quick else (5, 6.0)), partial(progress, "serve")),
         "disk": lambda: out_of_memory_rows(*(DISK_QUICK if quick else DISK), partial(progress, "disk")),
         "narrow": lambda: narrow(
@@ -140,7 +150,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
     }
     found: dict[str, Any] = {"quick": quick}
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:
-        found |= _speed([name for name in names if case or not quick or name in QUICK], quick, progress)
+        found |= _speed([name for name in names if case or not quick or name in QUICK], quick, case, progress)
     for name in (one for one in wanted if one in parts):
         found |= parts[name]()
     if report is not None:
@@ -149,9 +159,9 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
     return found
 
 
-def _speed(names: Sequence[str], quick: bool, told: Progress) -> dict[str, Any]:
+def _speed(names: Sequence[str], quick: bool, case: str | None, told: Progress) -> dict[str, Any]:
     names = [name for name in names if _is_here(CASES[name].way)]
-    rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, _WINDOW_S)
+    rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else _TIMES.get(case or "", (ROUNDS, _WINDOW_S))
     found: dict[str, list[MeasuredTrainers]] = {name: [] for name in names}
     for _, name in in_turns(told, "measuring", range(rounds), names):
         found[name].append(measure(CASES[name], window_s))
@@ -221,7 +231,8 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
     trainers → share and median of each), ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share,
     least ÷ greatest), ``beside_slow`` (EPS of three trainers at 0.2 core whose fourth has 0.05 ÷ that of three whose
     fourth has 0.2), ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
-    ``of_two_cores`` (the same ÷ two such independent processes: the machine's capacity), ``vs_ddp_sparse``,
+    ``of_two_cores`` (the same ÷ two such independent processes: the machine's capacity), ``of_shared_nothing`` (batch
+    → the same), ``vs_ddp_sparse``,
     ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with the tables in its
     process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them), ``server_us_per_sample``, ``vs_torchrec``
     (batch → two trainers and a server ÷ the faster of TorchRec with and without its pipeline), ``vs_torchrec_unequal``
@@ -263,9 +274,8 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
     def fastest(batch: int) -> float:
-        mine = "two trainers" if batch == BATCHES[0] else f"two trainers, batch {batch}"
         there = [one for one in (f"TorchRec, batch {batch}", f"TorchRec's pipeline, batch {batch}") if one in found]
-        return min(ratio(mine, one) for one in there)
+        return min(ratio(_at("two trainers", batch), one) for one in there)
 
     unequal = {"unequal": _UNEQUAL, "steep": _STEEP}
 
@@ -285,6 +295,11 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         "beside_slow": where(beside_slow, slow, SCALING[4]),
         "vs_one_process": against(flat),
         "of_two_cores": against("two processes, flat"),
+        "of_shared_nothing": {
+            str(batch): ratio(_at("two trainers", batch), _at("two processes, flat", batch))
+            for batch in BATCHES
+            if {_at("two trainers", batch), _at("two processes, flat", batch)} <= found.keys()
+        },
         "vs_ddp_sparse": against("DDP, sparse"),
         "trainer_cpu_ratio": where(lambda: cpu_ratio(held), "one trainer", held),
         "trainer_cpu_ratio_bare": where(lambda: cpu_ratio(flat), "one trainer", flat),

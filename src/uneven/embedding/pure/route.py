@@ -198,8 +198,14 @@ class WholeBlock:
         for run in self.runs:
             out[:, run.columns] = each[:, run.bags].reshape(self.batch, -1)
 
+    def covers(self, width: int) -> bool:
+        """Return whether the block is the batch's numbers, in their order."""
+        return self.runs[0].columns == slice(0, width)
+
     def taken(self, given: Floats) -> Floats:
         """Return the gradient of the block's bags (bags, dim), from that of the batch's numbers (batch, width)."""
+        if self.covers(given.shape[1]):
+            return given.reshape(self.bags.count, self.bags.width)
         found = np.empty((self.batch, self.bags.count // max(self.batch, 1), self.bags.width), np.float32)
         for run in self.runs:
             found[:, run.bags] = given[:, run.columns].reshape(self.batch, -1, self.bags.width)
@@ -241,7 +247,11 @@ class Routed:
 
     def pooled(self, answers: Mapping[int, Sequence[Floats]]) -> Floats:
         """Assemble the batch's numbers, shape (batch, width), from each shard's answer, block by block."""
-        whole = all(isinstance(one, WholeBlock) for blocks in self.blocks.values() for one in blocks)
+        every = [one for blocks in self.blocks.values() for one in blocks]
+        whole = all(isinstance(one, WholeBlock) for one in every)
+        if len(every) == 1 and isinstance(every[0], WholeBlock) and every[0].covers(self.width) and not self.divisors:
+            ((values,),) = (answers[shard] for shard in self.blocks)
+            return np.require(values.reshape(self.batch, self.width), requirements="W")
         out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)  # cut blocks add to it
         for shard, blocks in self.blocks.items():
             for block, values in zip(blocks, answers[shard], strict=True):
@@ -251,7 +261,8 @@ class Routed:
         return out
 
     def gradients(self, shard: int, given: Floats) -> tuple[Floats, ...]:
-        """Return a shard's gradients, one row per bag, block by block; ``given`` is :meth:`divided` (batch, width)."""
+        """Return a shard's gradients, one row per bag, block by block, or views of ``given``, :meth:`divided` (batch,
+        width)."""
         return tuple(block.taken(given) for block in self.blocks[shard])
 
     def divided(self, given: Floats) -> Floats:

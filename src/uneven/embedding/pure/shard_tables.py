@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -107,14 +107,25 @@ class Holding:
     disks: Mapping[int, StoredRows] = field(default_factory=dict)  # of the groups on disk, which have no arrays
 
     @classmethod
-    def of(cls, spec: ShardSpec, disks: Mapping[int, StoredRows] | None = None) -> Holding:
-        """Allocate and initialize the rows; raise MemoryError if they do not fit."""
+    def of(
+        cls,
+        spec: ShardSpec,
+        disks: Mapping[int, StoredRows] | None = None,
+        fixed: Callable[[int, int, int], Floats] = lambda group, rows, dim: zeros(rows, dim),
+    ) -> Holding:
+        """Allocate and initialize the rows; raise MemoryError if they do not fit.
+
+        ``fixed``: group of float32 rows that does not grow, rows, dim → zeros of shape (rows, dim)."""
         tables, seed = spec.tables.tables, spec.tables.seed
         disks = disks or {}
         many = [0 if number in disks else one.rows for number, one in enumerate(spec.groups)]
         rows = [
-            zeros(each, one.width) if one.dtype == "float32" else NarrowRows.zeros(each, one.width, one.dtype)
-            for each, one in zip(many, spec.groups, strict=True)
+            NarrowRows.zeros(each, one.width, one.dtype)
+            if one.dtype != "float32"
+            else zeros(each, one.width)
+            if one.grows or number in disks
+            else fixed(number, each, one.width)
+            for number, (each, one) in enumerate(zip(many, spec.groups, strict=True))
         ]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
         sums = [np.zeros(each if adagrad else 0, np.float32) for each in many]

@@ -30,8 +30,8 @@ class TableLink:
     restarts: int = 0  # observed restarts of the shard
     kept: dict[int, TableMessage] = field(default_factory=dict)  # updates not yet confirmed, by sequence number
     waiting: dict[int, TableMessage] = field(default_factory=dict)  # unanswered requests, by number
+    sequence: int = 0  # of its last update
     _numbers: int = 0
-    _sequence: int = 0
     _last: int = 0  # life of the latest welcome
     _applied: int = 0
 
@@ -43,12 +43,12 @@ class TableLink:
         self.waiting[message.number] = message
         return message.number, [message] if self.life else []  # `_welcomed` sends it otherwise
 
-    def change(self, kind: Say, bags: tuple[Bags, ...], version: int) -> list[TableMessage]:
+    def change(self, kind: Say, bags: tuple[Bags, ...], version: int, **more: Any) -> list[TableMessage]:
         """Create an update of rows looked up at ``version``; return the messages to send now."""
-        self._sequence += 1
+        self.sequence += 1
         self.given += 1
-        message = self._new(kind, bags, sequence=self._sequence, version=version)
-        self.kept[self._sequence] = message
+        message = self._new(kind, bags, sequence=self.sequence, version=version, **more)
+        self.kept[self.sequence] = message
         return [message] if self.life else []
 
     def beat(self) -> TableMessage:
@@ -77,10 +77,10 @@ class TableLink:
             return [], []
         self.version = max(self.version, m.version)
         if m.kind is Say.PONG:
-            self._note(m.sequence)
+            self.note(m.sequence)
             return self._again(m.number), []
         if m.kind in (Say.POOLED, Say.FLUSHED):
-            self._note(m.sequence)
+            self.note(m.sequence)
         if self.waiting.pop(m.number, None) is None:
             return [], []
         return [], [(m.number, m)]
@@ -95,14 +95,15 @@ class TableLink:
         if not again or m.sequence < self._applied:
             # The shard accepts only consecutive updates: renumber the kept ones from its last one.
             kept = list(self.kept.values())
-            self._sequence = m.sequence + len(kept)
+            self.sequence = m.sequence + len(kept)
             self.kept = {m.sequence + place: one for place, one in enumerate(kept, 1)}
             self.kept = {sequence: replace(one, sequence=sequence) for sequence, one in self.kept.items()}
             self._applied = m.sequence
-        self._note(m.sequence)
+        self.note(m.sequence)
         return self._again(self._numbers + 1)
 
-    def _note(self, sequence: int) -> None:
+    def note(self, sequence: int) -> None:
+        """Drop the updates up to this one, which the shard has applied."""
         self._applied = max(self._applied, sequence)
         for one in [one for one in self.kept if one <= sequence]:
             del self.kept[one]
@@ -110,7 +111,11 @@ class TableLink:
     def _again(self, before: int) -> list[TableMessage]:
         """Resend messages older than number ``before`` that are unconfirmed, in the order of their creation."""
         lost = {one.number: one for one in (*self.kept.values(), *self.waiting.values()) if one.number < before}
-        return [replace(lost[number], life=self.life) for number in sorted(lost)]
+        return [self._renewed(lost[number]) for number in sorted(lost)]
+
+    def _renewed(self, m: TableMessage) -> TableMessage:
+        # Another life has other shared memory.
+        return m if m.life == self.life else replace(m, life=self.life, place=None)
 
     def _all(self) -> list[int]:
         numbers = list(self.waiting)

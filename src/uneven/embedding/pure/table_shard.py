@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from uneven.embedding.pure.config import RowwiseAdagrad
 from uneven.embedding.pure.narrow_rows import NarrowRows
@@ -49,6 +50,22 @@ class RowFiles(Protocol):
     def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None: ...
 
 
+class SharedWithWorkers(Protocol):
+    """Memory that workers on the shard's machine read and write; see :mod:`uneven.embedding.shared_rows`."""
+
+    fd: int
+
+    def taken(self) -> list[list[bytes]]: ...
+
+    def rows(self, group: int, rows: int, dim: int) -> Floats: ...
+
+    def offer(self, rank: int) -> str: ...
+
+    def region(self, rank: int) -> npt.NDArray[np.uint8] | None: ...
+
+    def note(self, rank: int, sequence: int, version: int) -> None: ...
+
+
 @dataclass(slots=True)
 class KnownTrainer:
     """A worker as the shard knows it."""
@@ -78,6 +95,7 @@ class TableShard:
     files: RowFiles
     patience: Patience = field(default_factory=Patience)
     clock: Callable[[], float] = lambda: 0.0  # returns seconds, to measure the shard's speed
+    shared: SharedWithWorkers | None = None  # None where processes cannot share memory
     counts: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)  # of a gradient's lookup, in updates → count
     version: int = 0  # updates in the rows, plus the number of loads
@@ -103,7 +121,7 @@ class TableShard:
         rank: int | None = None
         number = 0
         try:
-            message = decode(frames)
+            message = decode(frames, self._region)
             if message.kind >= Say.WELCOME:
                 raise Refused(Refusal.DIRECTION)
             reads = message.rank >= READER
@@ -124,9 +142,15 @@ class TableShard:
             self.counts["failed"] += 1
             way_out = "make room or give Table(path=) another disk, and load a checkpoint"
             text = self._failed = self._failed or f"the disk of its rows has failed: {error}; {way_out}"
+        finally:
+            if rank in self._crew and self.shared is not None:
+                self.shared.note(rank, self._crew[rank].sequence, self.version)
         if rank is None:
             return None, []
         return rank, [TableMessage(kind=Say.REFUSED, rank=rank, number=number, life=self.life, text=text)]
+
+    def _region(self, rank: int) -> npt.NDArray[np.uint8] | None:
+        return None if self.shared is None else self.shared.region(rank)
 
     def _timed(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
         began_s = self.clock()
@@ -181,7 +205,8 @@ class TableShard:
         if self.holding is None:
             try:
                 spec = ShardSpec.read(m.text)
-                self.holding = Holding.of(spec, self.files.disks(spec))
+                fixed = {} if self.shared is None else {"fixed": self.shared.rows}
+                self.holding = Holding.of(spec, self.files.disks(spec), **fixed)
             except (ConfigError, MemoryError) as error:
                 raise Refused(Refusal.SPEC) from error
             self._began_s = self._saved_s = now_s
@@ -191,7 +216,8 @@ class TableShard:
         trainer.here = True
         if self._saving is None and self._asked is not None and self._asked.rank == m.rank:
             self._asked = None  # it may be a new process, which numbers its requests from 1 again
-        return self._to(m, Say.WELCOME, sequence=trainer.sequence)
+        offered = "" if self.shared is None else self.shared.offer(m.rank)
+        return self._to(m, Say.WELCOME, sequence=trainer.sequence, text=offered)
 
     def _go_on(self, holding: Holding) -> None:
         try:
@@ -308,6 +334,8 @@ class TableShard:
                 holding.disks[one.group].put(*taken, rows, sums)
         if m.kind is Say.GRADIENT:
             self.staleness[min(max(0, self.version - m.version), MOST_STALE)] += 1
+            self.counts["lookups"] += m.lookups
+            self.counts["rows"] += m.read
         self.version += 1
         self.counts["applied"] += 1
         return []

@@ -7,6 +7,7 @@
     frame 2      one entry of 32 bytes for each group of bags
     frame 3 …    for each group: ids, lengths, weights and values, as its entry specifies, each in pieces of PIECE_BYTES
 
+A worker on the shard's machine may place the arrays of a gradient in memory that both share, instead of frames 3 ….
 The header and the entries determine every length in a message. A message with another length is rejected as a whole,
 with a reason, as in :mod:`uneven.runtime.parameter_server.pure.wire`.
 """
@@ -14,7 +15,7 @@ with a reason, as in :mod:`uneven.runtime.parameter_server.pure.wire`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.embedding.pure.narrow_rows import SCALE_BYTES
-from uneven.embedding.pure.row_optimizers import Bags
+from uneven.embedding.pure.row_optimizers import CACHE_LINE, Bags
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
 
 MAGIC = b"UNET"
@@ -32,7 +33,7 @@ MOST_GROUPS = 1 << 12
 MOST_NUMBERS = 1 << 30  # in one array: a malformed entry must not allocate all memory
 MOST_TEXT = 1 << 22
 
-_HEADER = struct.Struct("<4sHBBIIQQQQQQII")
+_HEADER = struct.Struct("<4sHBBIIQQQQQQQIII")
 _ENTRY = struct.Struct("<IIQQII")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
@@ -96,6 +97,10 @@ class TableMessage:
     meeting: int = 0  # number of the flush
     table: int = 0  # fingerprint of the shard's specification
     wire: str = WIRES[0]  # for a lookup: the type of the answer's values
+    place: int | None = None  # of a gradient's arrays in shared memory, in bytes; None if they are in the message
+    # lookups, read: since the worker's last gradient it has read this many times, and this many rows, in shared memory
+    lookups: int = 0
+    read: int = 0
     text: str = ""
     bags: tuple[Bags, ...] = ()
 
@@ -116,16 +121,38 @@ def encode(message: TableMessage) -> list[Any]:
         m.life,
         m.version,
         m.meeting,
-        0,
+        0 if m.place is None else m.place + 1,
+        m.read,
+        m.lookups,
         len(text),
         len(m.bags),
     )
     frames: list[Any] = [header, text, b"".join(_entry(one) for one in m.bags)]
-    for one in m.bags:
-        for array in (one.ids, one.lengths, one.weights, one.values):
-            if array is not None:
-                frames += _cut(array)
+    for array in arrays_of(m.bags) if m.place is None else ():
+        frames += _cut(array)
     return frames
+
+
+def arrays_of(bags: Sequence[Bags]) -> list[npt.NDArray[Any]]:
+    """Return the arrays of a message in their order."""
+    found = ((one.ids, one.lengths, one.weights, one.values) for one in bags)
+    return [array for arrays in found for array in arrays if array is not None]
+
+
+@dataclass(slots=True)
+class PlacedArrays:
+    """Arrays one after the other in ``memory``, shape (bytes,) uint8, from a place on; each begins a cache line."""
+
+    memory: npt.NDArray[np.uint8]
+    place: int
+
+    def next(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return the next array, shape (count,); raise :class:`Refused` if the memory is too short."""
+        start = -(-self.place // CACHE_LINE) * CACHE_LINE
+        self.place = start + count * dtype.itemsize
+        if self.place > len(self.memory):
+            raise Refused(Refusal.BYTES)
+        return self.memory[start : self.place].view(dtype)
 
 
 def _entry(one: Bags) -> bytes:
@@ -143,23 +170,33 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[Any]:
     return (flat[start : start + each] for start in range(0, len(flat), each))
 
 
-def decode(frames: Sequence[Any]) -> TableMessage:
-    """Parse the frames of a message; one-piece arrays are views of them. Raises :class:`Refused` if it is malformed."""
+def decode(
+    frames: Sequence[Any], memory_of: Callable[[int], npt.NDArray[np.uint8] | None] = lambda rank: None
+) -> TableMessage:
+    """Parse the frames of a message; one-piece arrays are views of them. Raises :class:`Refused` if it is malformed.
+
+    ``memory_of``: worker → the memory that it shares with this shard, or None."""
     if len(frames) < 3:
         raise Refused(Refusal.FRAMES)
     header = memoryview(frames[0])
     if header.nbytes != HEADER_BYTES:
         raise Refused(Refusal.HEADER)
-    magic, version, kind, wire, rank, table, number, sequence, life, seen, meeting, pad, text, groups = _HEADER.unpack(
-        header
+    magic, version, kind, wire, rank, table, number, sequence, life, seen, meeting, place, *read, text, groups = (
+        _HEADER.unpack(header)
     )
     if magic != MAGIC:
         raise Refused(Refusal.MAGIC)
     if version != VERSION:
         raise Refused(Refusal.VERSION)
-    if kind not in _KINDS or wire >= len(WIRES) or pad:
+    if kind not in _KINDS or wire >= len(WIRES) or (kind != Say.GRADIENT and (place or any(read))):
         raise Refused(Refusal.KIND)
     what = Say(kind)
+    arrays: Iterator[memoryview] | PlacedArrays = (memoryview(one) for one in frames[3:])
+    if place:
+        memory = memory_of(rank)
+        if memory is None or len(frames) > 3:
+            raise Refused(Refusal.FRAMES)
+        arrays = PlacedArrays(memory, place - 1)
     return TableMessage(
         kind=what,
         rank=rank,
@@ -170,8 +207,11 @@ def decode(frames: Sequence[Any]) -> TableMessage:
         meeting=meeting,
         table=table,
         wire=WIRES[wire],
+        place=place - 1 if place else None,
+        read=read[0],
+        lookups=read[1],
         text=_text(memoryview(frames[1]), text),
-        bags=_bags(what, memoryview(frames[2]), groups, [memoryview(one) for one in frames[3:]]),
+        bags=_bags(what, memoryview(frames[2]), groups, arrays),
     )
 
 
@@ -187,19 +227,21 @@ def _text(frame: memoryview, length: int) -> str:
         raise Refused(Refusal.BYTES) from None
 
 
-def _bags(kind: Say, entries: memoryview, groups: int, frames: list[memoryview]) -> tuple[Bags, ...]:
+_Arrays = Iterator[memoryview] | PlacedArrays
+
+
+def _bags(kind: Say, entries: memoryview, groups: int, arrays: _Arrays) -> tuple[Bags, ...]:
     if groups > MOST_GROUPS or entries.nbytes != groups * ENTRY_BYTES:
         raise Refused(Refusal.ENTRIES)
     if groups and kind not in _WITH_IDS | _WITH_VALUES:
         raise Refused(Refusal.ENTRIES)
-    left = iter(frames)
-    found = tuple(_one(kind, fields, left) for fields in _ENTRY.iter_unpack(entries))
-    if next(left, None) is not None:
+    found = tuple(_one(kind, fields, arrays) for fields in _ENTRY.iter_unpack(entries))
+    if not isinstance(arrays, PlacedArrays) and next(arrays, None) is not None:
         raise Refused(Refusal.FRAMES)
     return found
 
 
-def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Bags:
+def _one(kind: Say, fields: tuple[int, ...], frames: _Arrays) -> Bags:
     group, width, ids, count, each, flags = fields
     with_ids, with_values = kind in _WITH_IDS, kind in _WITH_VALUES
     values = flags & _ALL_VALUES
@@ -219,12 +261,15 @@ def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Ba
     rows = None
     if values:
         across = width + SCALE_BYTES * (_VALUES[values].itemsize == 1)
-        rows = _array(frames, count * across, _VALUES[values]).reshape(count, across)
+        rows = _array(frames, count * across, _VALUES[values], checked=False).reshape(count, across)
     return Bags(group, width, count, wanted, each, lengths, weights, rows)
 
 
-def _array(frames: Iterator[memoryview], count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _array(frames: _Arrays, count: int, dtype: np.dtype[Any], *, checked: bool = True) -> npt.NDArray[Any]:
     """Return the next array, which must have exactly as many pieces as its length requires."""
+    if isinstance(frames, PlacedArrays):
+        found = frames.next(count, dtype)
+        return found.copy() if checked else found  # the worker could change ids after their check
     left, pieces = count * dtype.itemsize, []
     while left:
         piece, due = next(frames, None), min(left, PIECE_BYTES)

@@ -90,9 +90,7 @@ def publish(directory: Path, shard: int, remote: str, local: str | None = None) 
     """Write the address of a shard, atomically."""
     path = directory / f"shard-{shard}.address"
     new = path.with_suffix(".new")
-    new.write_text(
-        json.dumps({"remote": remote, "local": local, "boot": _boot(), "pid": os.getpid()}), encoding="utf-8"
-    )
+    new.write_text(json.dumps({"remote": remote, "local": local, "boot": boot(), "pid": os.getpid()}), encoding="utf-8")
     new.replace(path)
 
 
@@ -102,14 +100,14 @@ def address(directory: Path, shard: int) -> Address | None:
         found = json.loads((directory / f"shard-{shard}.address").read_bytes())
     except FileNotFoundError:
         return None
-    return Address(found["remote"], found["local"] if found["boot"] == _boot() else None, found["pid"])
+    return Address(found["remote"], found["local"] if found["boot"] == boot() else None, found["pid"])
 
 
 def shards_in(directory: Path) -> int:
     return len(list(directory.glob("shard-*.address")))
 
 
-def _boot() -> str:
+def boot() -> str:
     """Return an identifier of this machine since its last boot."""
     return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
 

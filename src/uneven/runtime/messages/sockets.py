@@ -46,6 +46,16 @@ class Answering(Protocol):
         """Return messages due by time. Called a few times per second, and immediately again while busy."""
 
 
+class Posts(Protocol):
+    """Messages that come by another way, from processes on this machine that also have a socket."""
+
+    fd: int  # readable when there are some
+
+    def taken(self) -> list[list[bytes]]:
+        """Return the frames of the next messages, in their order, or none."""
+        ...
+
+
 class ShardSockets:
     """The sockets of one shard; used by one thread.
 
@@ -53,17 +63,25 @@ class ShardSockets:
         directory: that of :func:`uneven.runtime.messages.keys.make_keys`; the shard writes its address there.
         number: of this shard, from 0.
         bind: address to listen on, with a port or without.
+        posts: another way of messages. One that was posted before another was sent by a socket is taken before it.
 
     Raises:
         ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.
     """
 
     def __init__(
-        self, directory: Path, number: int, bind: str, shard: Answering, encode: Callable[[Any], list[Any]]
+        self,
+        directory: Path,
+        number: int,
+        bind: str,
+        shard: Answering,
+        encode: Callable[[Any], list[Any]],
+        posts: Posts | None = None,
     ) -> None:
         keys = server_keys(directory)
         self.shard = shard
         self._encode = encode
+        self._posts = posts
         self._worker_key = z85.decode(keys.other)
         self._routes: dict[int, tuple[Any, bytes]] = {}
         self._context = zmq.Context()
@@ -102,6 +120,8 @@ class ShardSockets:
         poller = zmq.Poller()
         for socket in (self._socket, self._near, self._guard, self._monitor):
             poller.register(socket, zmq.POLLIN)
+        if self._posts is not None:
+            poller.register(self._posts.fd, zmq.POLLIN)
         next_tick_s = 0.0
         while not ended():
             ready = dict(poller.poll(0 if self.shard.busy else int(1e3 * _TICK_S)))
@@ -113,6 +133,7 @@ class ShardSockets:
             for socket in (self._socket, self._near):
                 if socket in ready:
                     self._take(socket)
+            self._take_posts()
             if self.shard.busy or time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._send(self.shard.tick(time.monotonic()))
@@ -133,10 +154,15 @@ class ShardSockets:
 
     def _take(self, socket: Any) -> None:
         route, *frames = socket.recv_multipart(copy=False)
+        self._take_posts()
         rank, replies = self.shard.take([frame.buffer for frame in frames], time.monotonic())
         if rank is not None:
             self._routes[rank] = socket, route.bytes
         self._send(replies)
+
+    def _take_posts(self) -> None:
+        for frames in () if self._posts is None else self._posts.taken():
+            self._send(self.shard.take(frames, time.monotonic())[1])
 
     def _send(self, replies: Iterable[Any]) -> None:
         for reply in replies:
