@@ -20,8 +20,6 @@
 Names are imported lazily, so a server's decisions need no torch. See docs/how-to/recommendation.md.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import lazy

@@ -1,7 +1,5 @@
 """One worker's access to the tables: the servers of its run, or shard threads in a single-process run."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

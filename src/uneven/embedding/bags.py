@@ -1,7 +1,5 @@
 """``EmbeddingBagCollection``: embedding tables on servers, in a model whose other parts train as usual."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

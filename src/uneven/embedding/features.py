@@ -1,7 +1,5 @@
 """The rows of a batch, as a model receives them: pooled, or one for each id."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -8,8 +8,6 @@
   ``inverse_indices`` if its features have different numbers of bags.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 """Fast lookups and updates: torch's ``embedding_bag``, or numba loops. Tests compare them with
 ``row_optimizers.py``."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

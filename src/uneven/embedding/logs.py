@@ -5,8 +5,6 @@ worker's reader processes. For text, the offset of every 256th line is kept; of 
 it needs. Each process unpacks a gzip file from its start, which is slow only if rows are requested out of order.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib

@@ -4,8 +4,6 @@ The rows of a batch are scattered over gigabytes, so memory latency dominates. E
 that the processor has many reads in flight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Tables as modules of ``torch.nn``, instead of a collection: to serve a model, or to train it in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ A row may be read while the shard writes it, as in Hogwild. The state is written
 So a worker that finds its last update in the state finds it in the rows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -130,7 +128,7 @@ class SharedReader:
         self.sent = 0  # the last update that went by the socket: later ones must not overtake it
 
     @classmethod
-    def of(cls, text: str, life: int, rank: int, spec: ShardSpec) -> SharedReader | None:
+    def of(cls, text: str, life: int, rank: int, spec: ShardSpec) -> "SharedReader | None":
         """Return a reader of a shard's memory, or None on another machine or without a compiled lookup."""
         if not (text and can_share()):
             return None

@@ -4,8 +4,6 @@ Only reading an outcome blocks. The connection's thread carries messages, sends 
 Rows of a shard on this machine are read in place when they are needed, and a message only says where a gradient is.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
@@ -31,8 +29,8 @@ from uneven.runtime.parameter_server.pure.wire import Refusal
 class TableClient:
     """The requests of one worker to all shards. Thread-safe.
 
-    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; rows are received as ``wire``, and
-    gradients sent as bfloat16 unless it is "float32"; ``share`` uses the memory that a shard on this machine offers.
+    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; ``share`` uses the memory that a shard
+    on this machine offers. Rows are received as ``wire``. Gradients are sent as bfloat16 unless it is "float32".
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class TableClient:
         self._meetings = 0
         line.open(self)  # last: its thread calls back from now on
 
-    def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
+    def ask(self, routed: Routed, *, learning: bool = True) -> "AskedRows":
         """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""
         kind, due, asked = Say.LOOKUP if learning else Say.READ, {}, {}
         with self._changed:
@@ -83,7 +81,7 @@ class TableClient:
                     asked[shard] = self._request(shard, kind, bags, wire=self.wire)
         return AskedRows(self, routed, asked, due)
 
-    def read(self, shard: int, own: OwnUpdates, bags: tuple[Bags, ...], lookups: int) -> int | RowsInPlace:
+    def read(self, shard: int, own: "OwnUpdates", bags: tuple[Bags, ...], lookups: int) -> "int | RowsInPlace":
         """Return the sums of bags that are read in place. If an own update is not in them, send a request instead,
         whose answer waits for it, and return its number. ``lookups``: 1 if the shard counts none for this batch."""
         with self._changed:
@@ -93,7 +91,7 @@ class TableClient:
         version = own.reader.version  # before the rows, so that it is not too high
         return RowsInPlace(version, [own.reader.lookup(one) for one in bags])
 
-    def give(self, asked: AskedRows, gradient: Floats) -> None:
+    def give(self, asked: "AskedRows", gradient: Floats) -> None:
         """Send the gradient of a batch's numbers, shape (batch, width); each shard steps on its rows immediately."""
         routed, gradient = asked.routed, asked.routed.divided(gradient)  # once, not per shard
         for shard, blocks in routed.blocks.items():
@@ -148,7 +146,7 @@ class TableClient:
             if answer.text:
                 raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
 
-    def stats(self) -> TableStats:
+    def stats(self) -> "TableStats":
         found = self._told().values()
         counts: Counter[str] = Counter()
         staleness: Counter[int] = Counter()

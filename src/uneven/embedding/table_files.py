@@ -16,8 +16,6 @@ A shard that trains while it writes saves rows of different times, each one cons
 messages, and a thread writes the block. So the shard waits only if the disk is slower than its workers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A shard of tables on a ZeroMQ socket: in a thread, or in its own process (``python -m uneven.embedding``)."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable

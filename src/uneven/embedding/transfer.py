@@ -1,7 +1,5 @@
 """Transfer of whole tables, block by block, from and to the shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

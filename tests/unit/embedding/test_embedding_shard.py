@@ -266,7 +266,7 @@ def test_a_worker_starts_after_the_first_updates_of_lower_ranks_or_when_none_com
     shards = MemoryShards(2, members=3)
     first, slept = shards.client(0), []
     door = access.TableAccess(TABLES, stagger=4)
-    door._client, door._router = shards.client(2), shards.router
+    door._client, door.router = shards.client(2), shards.router
 
     def sleep(pause_s: float) -> None:
         if len(slept) < arriving:

@@ -1,7 +1,5 @@
 """The columns of a click log, and the parsing of a block of its text into arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Names follow TorchRec, whose configurations are accepted by duck typing; fields without an equivalent raise ConfigError.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -266,7 +264,7 @@ class TableSpec:
         return zlib.crc32(self.text.encode())
 
     @classmethod
-    def read(cls, text: str) -> TableSpec:
+    def read(cls, text: str) -> "TableSpec":
         """Parse :attr:`text`; raise :class:`ConfigError` if it is not a table specification."""
         try:
             plain = json.loads(text)

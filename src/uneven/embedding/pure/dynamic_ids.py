@@ -10,8 +10,6 @@ probability. When all rows are taken, 1/16 of them are evicted together: those l
 Rows of the last few batches stay, because their gradients are still to come.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

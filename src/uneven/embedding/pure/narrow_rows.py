@@ -9,8 +9,6 @@ is x. Without this stochastic rounding, rows with small steps would not move (Zh
 low-precision embedding tables", 2018). A row of int8 ends with the 4 bytes of its scale, as FBGEMM's fused rows do.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +72,7 @@ class NarrowRows:
     draws: int = 0
 
     @classmethod
-    def zeros(cls, rows: int, dim: int, dtype: str) -> NarrowRows:
+    def zeros(cls, rows: int, dim: int, dtype: str) -> "NarrowRows":
         """Return zeros; untouched pages use no memory."""
         return cls(np.zeros((rows, row_bytes(dtype, dim) // np.dtype(dtype).itemsize), dtype))
 

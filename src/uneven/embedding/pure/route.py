@@ -5,8 +5,6 @@ block of the batch's numbers. For a table cut by rows, each shard sums the rows 
 adds up these sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -54,7 +52,7 @@ class BatchIds:
         """Expand an array of shape (features,) to one entry per id, shape (n,)."""
         return np.repeat(np.tile(features, self.batch), self.sizes.reshape(-1))
 
-    def same(self, other: BatchIds) -> bool:
+    def same(self, other: "BatchIds") -> bool:
         mine, theirs = ((one.lengths, one.weights, one.lengths_before) for one in (self, other))
         return (
             (self.batch, self.each) == (other.batch, other.each)

@@ -1,7 +1,5 @@
 """Bags of rows, and the reference implementation of lookup and update for the kernels."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from dataclasses import dataclass

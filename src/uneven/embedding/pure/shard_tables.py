@@ -1,7 +1,5 @@
 """The rows that one shard holds, as specified by the first worker that connects."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import Counter
@@ -45,7 +43,7 @@ class ShardSpec:
         return json.dumps([self.tables.text, [[one.table, one.start, one.stop] for one in self.ranges]])
 
     @classmethod
-    def read(cls, text: str) -> ShardSpec:
+    def read(cls, text: str) -> "ShardSpec":
         """Parse :attr:`text`; raise :class:`ConfigError` if it is not a shard specification."""
         try:
             tables, ranges = json.loads(text)
@@ -112,7 +110,7 @@ class Holding:
         spec: ShardSpec,
         disks: Mapping[int, StoredRows] | None = None,
         fixed: Callable[[int, int, int], Floats] = lambda group, rows, dim: zeros(rows, dim),
-    ) -> Holding:
+    ) -> "Holding":
         """Allocate and initialize the rows; raise MemoryError if they do not fit.
 
         ``fixed``: group of float32 rows that does not grow, rows, dim → zeros of shape (rows, dim)."""

@@ -5,8 +5,6 @@ exceeds a shard's fair part of either is cut by rows. Then tables are placed in 
 shard with room and the least load for its speed. This is the usual greedy rule; the cut is ours.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -49,7 +47,7 @@ class MeasuredTables:
         return json.dumps({"lookups": dict(self.lookups), "speeds": self.speeds})
 
     @classmethod
-    def read(cls, text: str) -> MeasuredTables:
+    def read(cls, text: str) -> "MeasuredTables":
         """Parse :attr:`text`; raise :class:`ConfigError` if it does not hold measurements."""
         try:
             plain = json.loads(text)

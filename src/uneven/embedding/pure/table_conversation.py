@@ -5,8 +5,6 @@ sent again. The worker keeps each update until the shard confirms that it is app
 its last checkpoint; updates that were applied after it are lost, and counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

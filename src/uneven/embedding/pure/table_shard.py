@@ -5,8 +5,6 @@ ids and is applied exactly once. The updates of a worker are numbered: the shard
 missing ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence

@@ -12,8 +12,6 @@ The header and the entries determine every length in a message. A message with a
 with a reason, as in :mod:`uneven.runtime.parameter_server.pure.wire`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The maker keeps a descriptor (``memfd_create``). Others open it below ``/proc/PI
 same user only. So there is nothing to clean up, whichever process is killed, and a small ``/dev/shm`` does not matter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os
