@@ -29,7 +29,7 @@ def serve(
         float, option("SECONDS", "Treat the training as ended if no table server answers for this long.", min=1)
     ] = 30.0,
 ) -> None:
-    """Serve look-ups in embedding tables over HTTP and ZeroMQ, also while they train.
+    """Serve look-ups over HTTP and ZeroMQ.
 
     The service reads from the table servers of a running training. No worker waits for it. It cannot change a row or
     admit an id. Without a training it serves saved rows: a folder of tables.save_checkpoint(), or the automatic
