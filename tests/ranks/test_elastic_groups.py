@@ -162,7 +162,7 @@ def played(
 
 @pytest.mark.parametrize("sync", ["shuffle:ma:every=4", "shuffle:groups=random,size=3:ma:every=3"])
 def test_groups_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
-    """Worker 2 dies before an exchange; 1 after one that 0 has not completed; 4 joins, on a busy machine after 3 left."""
+    """Worker 2 dies before an exchange; 1 after one that 0 has not completed; 4 joins, perhaps after 3 has left."""
     faults = ["kill@2:1", "after@1:3", "late@0:3", "door@5", "leave@3:7"]
     log = played(tmp_path, sync, faults, monkeypatch, "a", "a")
     there = [{one for group in exchange.groups for one in group} for exchange in log.exchanges.values()]
