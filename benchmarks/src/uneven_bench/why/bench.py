@@ -34,7 +34,7 @@ from uneven_bench.why.cases import CAUSES, PAUSES, WORKERS, WhyCase, drawn
 
 SEED = 6_117
 WITH_CAUSE, EQUAL = 60, 40
-FEW_WITH_CAUSE, FEW_EQUAL = 3, 2
+FEW_WITH_CAUSE, FEW_EQUAL = 2, 1
 _STEPS_S = {"5": 0.005, "50": 0.05}
 _PAIRS, _FEW_PAIRS = 40, 3
 _WORLDS, _WORLD_STEPS = 6, 100
@@ -62,7 +62,7 @@ def run(
 
 
 def _run(quick: bool, progress: Progress, seed: int, only: str | None) -> dict[str, Any]:
-    """Play 60 runs with a cause and 40 without; with ``quick``, 3 and 2. ``only``: one run, or "K-L".
+    """Play 60 runs with a cause and 40 without; with ``quick``, 2 and 1. ``only``: one run, or "K-L".
 
     Result: ``rank_right`` and ``cause_right`` (parts of the runs with a cause), ``silent_right`` (of the equal ones),
     ``runs`` (their numbers), ``overhead`` (step in ms → ratio of processor time, and of wall time, with the middle
