@@ -92,14 +92,14 @@ class RowFile:
                 done = os.pwrite(self.number, left[: end - at], at)
                 left, at = left[done:], at + done
 
-    def copied(self, to: int, beside: Executor) -> Iterator[None]:
+    def copied(self, to: int, background: Executor) -> Iterator[None]:
         """Copy the written parts to another file, in pieces that cut no record and that file systems can share."""
         piece = math.lcm(self.record_bytes, _PAGE)
         piece *= max(1, _PIECE_BYTES // piece)
         end = self.rows * self.record_bytes
         os.ftruncate(to, end)
         for start in range(0, end, piece):
-            self._copying = [beside.submit(_copy, self.number, to, start, min(start + piece, end))]
+            self._copying = [background.submit(_copy, self.number, to, start, min(start + piece, end))]
             yield from _until(self._copying[0])
         self._copying = []
 
@@ -189,7 +189,7 @@ class DiskRows:
             slots = np.maximum(slots, new)
         self.put(ids, slots, rows, sums)
 
-    def saving(self, stem: Path, base: int, beside: Executor) -> Iterator[None]:
+    def saving(self, stem: Path, base: int, background: Executor) -> Iterator[None]:
         """Write the range that begins at row ``base`` of the group to ``stem``.newer and ``stem``.disk."""
         file = self._files[self._bases.index(base)]
         with stem.with_name(f"{stem.name}.newer").open("wb") as to:
@@ -199,9 +199,9 @@ class DiskRows:
                 mine = (places >= 0) & (places < file.rows)
                 slots, places = slots[mine], places[mine]
                 records = _records(places.view(np.float32), self._rows[slots], self._sums[slots])
-                yield from _until(beside.submit(to.write, records.tobytes()))
+                yield from _until(background.submit(to.write, records.tobytes()))
         with stem.with_name(f"{stem.name}.disk").open("wb") as to:
-            yield from file.copied(to.fileno(), beside)
+            yield from file.copied(to.fileno(), background)
 
     def _make_room(self, slots: Slots) -> None:
         leaving, ids = self._cache.leaving(slots[slots >= 0])

@@ -60,8 +60,8 @@ class TableFiles:
         for one in maps:
             one.held = True  # no eviction: a row's id must stay the same until both are written
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="saving") as beside:
-                yield from _all_written(where, holding, beside)
+            with ThreadPoolExecutor(1, thread_name_prefix="saving") as background:
+                yield from _all_written(where, holding, background)
         finally:
             for one in maps:
                 one.held = False
@@ -157,10 +157,10 @@ def _say(mark: Path, said: dict[str, Any]) -> None:
     part.replace(mark)  # atomic
 
 
-def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:
+def _all_written(where: Path, holding: Holding, background: Executor) -> Iterator[None]:
     for held in holding:
         if held.disk is not None:
-            yield from held.disk.saving(where / _stem(held), held.base, beside)
+            yield from held.disk.saving(where / _stem(held), held.base, background)
             continue
         (where / f"{_stem(held)}.disk").unlink(missing_ok=True)  # of an earlier save, while the table was on disk
         arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
@@ -171,7 +171,7 @@ def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[No
             arrays = {name: array[:used] for name, array in arrays.items()}
             arrays |= {"ids": held.map.ids[:used].copy(), "taken": taken}
         for name, array in arrays.items():
-            yield from _written(where / f"{_stem(held)}.{name}.npy", array, beside)
+            yield from _written(where / f"{_stem(held)}.{name}.npy", array, background)
 
 
 def _said(folder: Path, number: int) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _said(folder: Path, number: int) -> dict[str, Any]:
     return found
 
 
-def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
+def _written(path: Path, array: np.ndarray, background: Executor) -> Iterator[None]:
     each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
     # Double buffering: one block is written while the next is copied.
     blocks = np.empty((2, min(each, len(array)), *array.shape[1:]), array.dtype)
@@ -196,7 +196,7 @@ def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
             block[:] = taken
             if under_way is not None:
                 under_way.result()
-            under_way = beside.submit(file.write, block.data)
+            under_way = background.submit(file.write, block.data)
             yield
         if under_way is not None:
             under_way.result()

@@ -1,4 +1,4 @@
-"""``uneven tables serve``: another process reads the tables of a training, and of what a training has saved."""
+"""``uneven tables serve``: another process reads the tables of a training, and saved tables."""
 
 import json
 import os

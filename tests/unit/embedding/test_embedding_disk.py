@@ -1,4 +1,4 @@
-"""Rows on disk learn as rows in memory do, whatever part of them is in memory; a save has each of them whole."""
+"""Rows on disk learn as rows in memory do, with any part of them in memory; a save has each row whole."""
 
 from __future__ import annotations
 

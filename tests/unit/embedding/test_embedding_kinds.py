@@ -271,7 +271,7 @@ def test_plain_modules_have_the_results_of_the_tables(made: Any, shards: int, ki
         for one in (plain, copied):
             found = one(ids)
             assert type(found) is type(wanted)
-            for name in wanted.keys():  # noqa: SIM118 PooledFeatures is no mapping
+            for name in wanted.keys():  # noqa: SIM118 PooledFeatures is not a mapping
                 assert torch.allclose(found[name], wanted[name], atol=1e-6), name
             if kind is EmbeddingCollection:
                 for here, there in zip(found.padded("mean"), wanted.padded("mean"), strict=True):

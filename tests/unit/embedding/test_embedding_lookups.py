@@ -105,7 +105,7 @@ def test_a_reader_sees_the_rows_and_leaves_no_trace() -> None:
     seen = reader.ask(ids, learning=False).values()
     assert np.array_equal(seen, trainer.ask(ids, learning=False).values())
     reader.leave()
-    trainer.flush()  # waits for nobody
+    trainer.flush()  # waits for no worker
     after = trainer.stats()
     assert after.staleness == before.staleness
     assert after.counts["served lookups"] == 2
