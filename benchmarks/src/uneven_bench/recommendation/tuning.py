@@ -32,7 +32,7 @@ class LearningSettings(NamedTuple):
         return f"{self.first_sum:g}, {self.table_lr:g}, {self.dense_lr:g}"
 
 
-BESIDE = ("synchronous", "sequential")  # ways to compare the asynchronous one with, besides its twins
+COMPARED = ("synchronous", "sequential")  # ways to compare the asynchronous one with, in addition to its twins
 PLAIN = LearningSettings()
 GRID = tuple(LearningSettings(*one) for one in product((0.0, 1e-6, 1e-5, 1e-4), (0.1, 0.2), (0.01, 0.02)))
 QUICK_GRID = (PLAIN,)
@@ -116,15 +116,15 @@ def _compared(
 ) -> dict[str, Any]:
     each = {way: [found[Pass(way, settings, seed)] for seed in range(seeds)] for way, settings in at.items()}
 
-    def beside(way: str) -> list[tuple[Learned, Learned]]:
+    def pairs(way: str) -> list[tuple[Learned, Learned]]:
         return list(zip(each["asynchronous"], each[way], strict=True))
 
-    worse = {way: [mine.log_loss / other.log_loss - 1 for mine, other in beside(way)] for way in BESIDE}
-    less = {way: [mine.log_loss - other.log_loss for mine, other in beside(way)] for way in twins}
-    eps = {way: [mine.per_unit / other.per_unit for mine, other in beside(way)] for way in twins}
+    worse = {way: [mine.log_loss / other.log_loss - 1 for mine, other in pairs(way)] for way in COMPARED}
+    less = {way: [mine.log_loss - other.log_loss for mine, other in pairs(way)] for way in twins}
+    eps = {way: [mine.per_unit / other.per_unit for mine, other in pairs(way)] for way in twins}
     return {
-        **{f"logloss_vs_{way}": statistics.median(worse[way]) for way in BESIDE},
-        **{f"auc_vs_{way}": statistics.median(mine.auc - other.auc for mine, other in beside(way)) for way in BESIDE},
+        **{f"logloss_vs_{way}": statistics.median(worse[way]) for way in COMPARED},
+        **{f"auc_vs_{way}": statistics.median(mine.auc - other.auc for mine, other in pairs(way)) for way in COMPARED},
         "foreground_twins": {
             way: {"eps_ratio": statistics.median(eps[way]), "logloss_difference": statistics.median(less[way])}
             for way in twins
