@@ -1,8 +1,9 @@
 """Trains in an elastic run under a policy that merges replicas now and then, and writes down steps and merges.
 
 Usage: elastic_merges.py SYNC FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (before worker W's merge number N),
-after@W:N (right after it), late@W:N (takes it for failed, when another one has not), leave@W:N (told to leave before
-it), or door@N (nobody makes merge N before somebody asks to join).
+after@W:N (right after it), late@W:N (takes it for failed, when another one has not), leave@W:N (asked to leave before
+it), leave@W:joined (before the first merge of a worker that joined), or door@N (no worker makes merge N before another
+one asks to join).
 """
 
 import json
@@ -42,7 +43,8 @@ def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> Non
             be_late(own)
         if f"kill@{worker}:{number}" in faults:
             os.kill(os.getpid(), signal.SIGKILL)
-        if f"leave@{worker}:{number}" in faults:
+        joined = f"leave@{worker}:joined" in faults and bool(membership.generation.came)
+        if joined or f"leave@{worker}:{number}" in faults:
             session.leave()
 
     def after(made: Round) -> None:
