@@ -15,6 +15,7 @@
                 kernels.py       fast lookups and updates; pure/row_optimizers.py: their reference
                 pure/dynamic_ids.py, table_files.py          ids of any size → rows, and saved rows
                 pure/row_cache.py, table_disk.py             rows on disk: those in memory, and files
+    a service   table_service.py HTTP and ZeroMQ; table_reader.py: a reader of the shards; pure/lookup_request.py
     a data set  logs.py          click logs; pure/columns.py: a block of their text as arrays
 
 Names are imported lazily, so a server's decisions need no torch. See docs/how-to/recommendation.md.
