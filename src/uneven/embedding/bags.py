@@ -174,7 +174,7 @@ class EmbeddingBagCollection(nn.Module):
     @property
     def width(self) -> int:
         """The sum of the dims of all features."""
-        return sum(one.embedding_dim * len(one.feature_names) for one in self.tables)
+        return self.door.spec.width
 
     def forward(self, ids: Any) -> PooledFeatures:
         """Return the pooled rows of a batch, on the device of its ids; for formats of ``ids`` see
@@ -373,8 +373,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
             PeerError: a shard does not answer.
         """
         values, asked = self._values(ids)
-        even = isinstance(ids, Tensor) and ids.dim() == 3
-        return UnpooledFeatures(values, asked.routed.ids, self.door.router, even=even)
+        return UnpooledFeatures(values, asked.routed.ids, self.door.router, even=getattr(ids, "ndim", 0) == 3)
 
 
 def _measured(folder: Path) -> MeasuredTables:

@@ -85,6 +85,6 @@ class UnpooledFeatures(dict[str, Tensor]):
 
     def _sequences(self, feature: str) -> tuple[Tensor, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         """Return all rows (n, dim), which of them have an id (n,), and the lengths of the bags (batch,)."""
-        ids, place = self._ids, list(self._router.columns).index(feature)
+        rows, ids, place = self[feature].flatten(0, -2), self._ids, list(self).index(feature)
         there = ~self._router.absent(ids)[ids.bag_of % ids.features == place]
-        return self[feature].flatten(0, -2), there, ids.lengths_before[:, place]
+        return rows, there, ids.lengths_before[:, place]

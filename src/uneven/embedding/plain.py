@@ -41,7 +41,7 @@ class PlainTables(nn.Module):
         given, found = self._read(ids)
         values = torch.cat([self._pooled(found, place) for place in range(found.features)], 1).to(device_of(ids))
         if self._unpooled:
-            return UnpooledFeatures(values, given, self._router, even=isinstance(ids, Tensor) and ids.dim() == 3)
+            return UnpooledFeatures(values, given, self._router, even=getattr(ids, "ndim", 0) == 3)
         return PooledFeatures(self._router.columns, values)
 
     @torch.compiler.disable(reason="ids are read with NumPy; compile without fullgraph=True")
@@ -86,7 +86,8 @@ def _module(table: Table, state: Mapping[str, Tensor], unpooled: bool) -> nn.Mod
     if ids is not None:
         ids, order = ids.sort()
         weight = torch.cat([weight[:1], weight[1:][order]])
-    no_id = table.no_id if ids is None and table.no_id in range(len(weight)) else None
+    # Other ids share this row, or it is not the id's.
+    no_id = None if table.modulo or table.grows or table.no_id not in range(len(weight)) else table.no_id
     more: dict[str, Any] = {} if unpooled else {"mode": table.pooling}
     kind = nn.Embedding if unpooled else nn.EmbeddingBag
     made: nn.Module = kind.from_pretrained(weight, freeze=False, padding_idx=no_id, **more)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import zmq
 
 from uneven.embedding.pure.lookup_request import MOST_BYTES, LookupAnswer, read_request
+from uneven.embedding.pure.route import GivenFeatures
 from uneven.embedding.table_client import TableClient
 from uneven.embedding.table_reader import Lookups, saved_tables, training_tables
 from uneven.errors import CheckpointError, ConfigError, DataError, LaunchError, PeerError, UnevenError, access, reason
@@ -112,7 +113,7 @@ class _LookupHandler(TokenHandler):
         rest, lookups = self.asked(), self.lookups
         if rest == "tables":
             tables = {one.name: {"rows": one.num_embeddings, "dim": one.embedding_dim} for one in lookups.spec.tables}
-            self._say({"features": list(dict.fromkeys(lookups.spec.features)), "tables": tables})
+            self._say({"features": GivenFeatures(lookups.spec).names, "tables": tables})
         elif rest == "health":
             try:
                 self._say({"updates": lookups.updates(), "restarts": lookups.tables.restarts})

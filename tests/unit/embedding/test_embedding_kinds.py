@@ -137,6 +137,8 @@ def test_a_batch_without_ids_has_empty_sequences(made: Any) -> None:
     assert rows.shape == (2, 0, 8)
     assert mask.shape == (2, 0)
     assert isinstance(found, UnpooledFeatures)
+    with pytest.raises(KeyError, match="other"):
+        found.padded("other")
     assert found.nested("history").shape[0] == 2
 
 
@@ -221,7 +223,8 @@ def test_crosses_are_saved_with_their_tables(made: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"crossed": "ab"}, {"crossed": ("a",)}, {"crossed": ("a", "b"), "feature_names": ["c", "d"]}]
+    "more",
+    [{"crossed": "ab"}, {"crossed": 5}, {"crossed": ("a",)}, {"crossed": ("a", "b"), "feature_names": ["c", "d"]}],
 )
 def test_crosses_that_cannot_be_are_refused(more: Any) -> None:
     with pytest.raises(ConfigError, match=r"crossed=.*cross two features or more, into one feature"):
@@ -232,9 +235,9 @@ def test_crosses_that_cannot_be_are_refused(more: Any) -> None:
 EVERY = [
     Table(40, 8, "shared", ["left", "right"]),
     Table(30, 4, "mean", pooling="mean", no_id=0),
-    Table(20, 4, "wrapped", modulo=True, no_id=-1),
+    Table(20, 4, "wrapped", modulo=True, no_id=0),
     Table(None, 4, "grown"),
-    Table(500, 4, "pair", crossed=("left", "wrapped"), no_id=-1),
+    Table(500, 4, "pair", crossed=("left", "wrapped"), no_id=0),
 ]
 NAMES = ("left", "right", "mean", "wrapped", "grown")
 
@@ -245,7 +248,7 @@ def every_batch() -> list[Any]:
         [[1, 2], [], [7, 7]],
         [[3], [4, 0], [5]],
         [[0, 1], [0], [2, 3]],
-        [[-1], [100, 7], [3]],
+        [[0], [100, 7], [3]],
         [[9], [10**15], [-5]],
     ]
     ragged: dict[str, Any] = {name: flat(one) for name, one in zip(NAMES, bags, strict=True)}
@@ -276,6 +279,8 @@ def test_plain_modules_have_the_results_of_the_tables(made: Any, shards: int, ki
             if kind is EmbeddingCollection:
                 for here, there in zip(found.padded("mean"), wanted.padded("mean"), strict=True):
                     assert torch.allclose(here, there)
+    none = {name: one.padding_idx for name, one in plain.embedding_bags.items()}
+    assert none == {"shared": None, "mean": 0, "wrapped": None, "grown": None, "pair": None}
     unseen = plain({**every_batch()[2], "grown": flat([[12345], [], [9]])})["grown"]
     assert torch.equal(unseen[0], plain.embedding_bags["grown"].weight[0]), "an id without a row"
     with pytest.raises(DataError, match="feature 'left' has the id 40"):

@@ -3,7 +3,9 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ from uneven.embedding.pure.table_wire import READER, READING, Say, TableMessage,
 from uneven.embedding.table_client import TableClient
 from uneven.embedding.table_files import TableFiles
 from uneven.embedding.table_reader import Lookups
+from uneven.embedding.table_service import _LookupHandler
 from uneven.errors import DataError, PeerError, UnevenError
+from uneven.journal.report.http_server import HttpServer
 from uneven.runtime.parameter_server.pure.wire import Refusal
 
 TWO = TableSpec((Table(50, 4, "a"), Table(90, 2, "b", ("b", "a"), pooling="mean")), SGD())
@@ -37,6 +41,15 @@ def test_a_request_is_read_sample_by_sample_for_each_column() -> None:
     assert ids.values.tolist() == [1, 3, 4, 1, 2, 2]
     assert ids.sizes.tolist() == [[1, 2, 1], [1, 0, 1]]
     assert read_request(body(ids={"a": [], "b": []}), TWO).batch == 0
+
+
+def test_the_service_names_the_features_that_a_request_has() -> None:
+    spec = TableSpec((Table(50, 4, "a"), Table(90, 2, "pair", crossed=("a", "b"))), SGD())
+    serving = HttpServer(_LookupHandler, 0, lookups=SimpleNamespace(spec=spec), token="")
+    with serving, urlopen(f"{serving.address}tables", timeout=10) as answer:
+        names = json.load(answer)["features"]
+    assert read_request(body(ids={one: [1] for one in names}), spec).features == 2
+    assert names == ["a", "b"]
 
 
 def test_samples_of_several_requests_are_joined_in_order() -> None:

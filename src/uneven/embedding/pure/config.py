@@ -170,7 +170,8 @@ class Table:
                 raise ConfigError(f"Table({self.name!r}, path={self.path!r}): {instead}")
         object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
         if self.crossed:
-            if isinstance(self.crossed, str) or len(self.crossed) < 2 or len(self.feature_names) > 1:
+            several = isinstance(self.crossed, Sequence) and len(self.crossed) > 1
+            if not several or isinstance(self.crossed, str) or len(self.feature_names) > 1:
                 raise ConfigError(
                     f"Table({self.name!r}, crossed={self.crossed!r}, feature_names={self.feature_names}): cross two "
                     f"features or more, into one feature"
@@ -240,6 +241,11 @@ class TableSpec:
         """The names of :attr:`features` in results, as in TorchRec: ``feature@table`` if several tables share it."""
         pairs = [(feature, one.name) for one in self.tables for feature in one.feature_names]
         return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
+
+    @property
+    def width(self) -> int:
+        """The sum of the dims of all features."""
+        return sum(one.embedding_dim * len(one.feature_names) for one in self.tables)
 
     @property
     def first_sum(self) -> float:

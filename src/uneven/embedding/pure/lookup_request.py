@@ -63,9 +63,8 @@ def read_request(body: bytes, tables: TableSpec) -> BatchIds:
     values, lengths = zip(*(_bags(name, given["ids"][name]) for name in names), strict=True)
     if len({len(one) for one in lengths}) > 1:
         raise DataError("features with different numbers of samples: give each sample a bag, [] for none")
-    width = sum(one.embedding_dim * len(one.feature_names) for one in tables.tables)
-    if len(lengths[0]) * width > MOST_NUMBERS:
-        raise DataError(f"an answer of over {MOST_NUMBERS:,} numbers, {width} a sample: send fewer")
+    if len(lengths[0]) * tables.width > MOST_NUMBERS:
+        raise DataError(f"an answer of over {MOST_NUMBERS:,} numbers, {tables.width} a sample: send fewer")
     try:
         ids = by_sample(np.array([*chain(*values)], np.int64), np.array(lengths, np.int64))
     except OverflowError as error:
