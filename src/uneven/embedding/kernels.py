@@ -62,7 +62,7 @@ class TorchKernels:
             return values
         found = _shared(values)
         if values.dtype == np.int8:
-            scales = found[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+            scales = torch.from_numpy(values[:, -SCALE_BYTES:].copy().view(np.float32))  # a single row may be unaligned
             return found[:, :-SCALE_BYTES].float().mul_(scales).numpy()
         return (found.view(torch.bfloat16) if values.dtype == np.uint16 else found).float().numpy()
 

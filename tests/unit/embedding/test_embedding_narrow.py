@@ -86,6 +86,16 @@ def test_kernels_round_as_the_reference(dtype: str, keys: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 5), (2, 5), (1, 1)])
+def test_few_rows_of_any_width(dtype: str, shape: tuple[int, int]) -> None:
+    values = np.random.default_rng(0).random(shape, np.float32)
+    for fast in (TorchKernels(), kernels()):
+        found = fast.whole(fast.narrowed(values, dtype))
+        assert np.array_equal(found, widen(narrow(values, dtype)))
+        assert found.shape == shape
+
+
+@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("each", [1, 3, 0])
 def test_narrow_rows_step_as_the_reference_within_one_unit(dtype: str, each: int, weighted: bool) -> None:
@@ -205,6 +215,8 @@ def test_narrow_rows_are_saved_loaded_and_transferred(made: Any, tmp_path: Path,
 def test_rows_travel_narrow(made: Any, wire: str, kind: type) -> None:
     plain = [Table(5000, 16, "a", scale=1.0), Table(90, 8, "b", ["c", "d"], scale=1.0)]
     ours, theirs = made(plain, kind, wire=wire, shards=2), made(plain, kind, shards=2)
+    ours.door.share = False  # rows in shared memory do not travel
+    ours.flush()
     ids = torch.randint(0, 90, (64, 3))
     found, wanted = ours(ids), theirs(ids)
     for name in ("a", "c", "d"):
