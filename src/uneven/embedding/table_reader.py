@@ -67,7 +67,9 @@ def saved_tables(folder: Path, stack: ExitStack) -> tuple[TableClient, int]:
             "name a run directory, or a folder of tables.save_checkpoint()"
         )
     _, said = max(saves.values(), key=lambda one: int(one[1]["version"]))
-    tables = replace(ShardSpec.read(said["tables"]).tables, save_every_s=None)
+    spec = ShardSpec.read(said["tables"]).tables
+    here = [one if Path(one.path or ".").is_dir() else replace(one, path=None) for one in spec.tables]
+    tables = replace(spec, tables=tuple(here), save_every_s=None)
     made = TemporaryFolder(SHARD_FOLDER)
     stack.callback(made.remove)
     make_keys(made.path)
@@ -76,6 +78,7 @@ def saved_tables(folder: Path, stack: ExitStack) -> tuple[TableClient, int]:
     client = TableClient(0, specs, ZmqLine(made.path, 1, codec=table_wire), TorchKernels())
     stack.callback(client.close)
     client.do(Say.LOAD, str(where))
+    client.timeout_s = _ANSWER_S
     return client, int(said["version"])
 
 
@@ -156,14 +159,15 @@ class Lookups:
     def _look_up(self, waiting: list[_WaitingLookup]) -> None:
         try:
             routed = self.router.route(together([one.ids for one in waiting]))
+        except DataError:  # an unknown id must not fail the other requests
+            if known := [one for one in waiting if self._knows(one)]:
+                self._look_up(known)
+            return
+        try:
             asked = self.tables.ask(routed, learning=False)
             rows = asked.values()
-        except (DataError, PeerError) as error:
-            if len(waiting) > 1 and isinstance(error, DataError):  # an unknown id must not fail the other requests
-                for one in waiting:
-                    self._look_up([one])
-                return
-            self.counts["rejected" if isinstance(error, DataError) else "failed"] += len(waiting)
+        except PeerError as error:
+            self.counts["failed"] += len(waiting)
             for one in waiting:
                 one.answer = error
             return
@@ -172,3 +176,11 @@ class Lookups:
             mine, rows = rows[: one.ids.batch], rows[one.ids.batch :]
             one.answer = LookupAnswer(mine, updates, self.router.columns)
         self.counts.update(requests=len(waiting), batches=1, ids=len(routed.ids.values))
+
+    def _knows(self, one: _WaitingLookup) -> bool:
+        try:
+            self.router.rows_of(one.ids)
+        except DataError as error:
+            self.counts["rejected"] += 1
+            one.answer = error
+        return one.answer is None

@@ -109,6 +109,11 @@ class _LookupHandler(TokenHandler):
     wbufsize = -1  # one segment for headers and body
     disable_nagle_algorithm = True
 
+    def handle_expect_100(self) -> bool:
+        found = super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return found
+
     def do_GET(self) -> None:
         rest, lookups = self.asked(), self.lookups
         if rest == "tables":

@@ -278,6 +278,54 @@ def test_after_a_training_its_last_save_is_served(run: Path) -> None:
         visit.of(run / "asked")
 
 
+def test_saved_tables_are_served_where_their_disk_is_not(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    tables = EmbeddingBagCollection(
+        [Table(100, 4, "a", memory="4kB", path=str(tmp_path / "disk")), Table(100, 3, "b", dtype="int8")],
+        in_state_dict=False,
+    )
+    train(tables)
+    rows = [expected(tables)[0, :4].tolist()]
+    tables.save_checkpoint(run)
+    tables.close()
+    (tmp_path / "disk").rmdir()
+
+    def look(text: str) -> None:
+        assert looked_up(visit.url, {"a": [3], "b": [3]})[1]["features"]["a"] == rows
+        assert looked_up(visit.url, {"a": [[]], "b": [[]]})[1]["features"] == {"a": [[0.0] * 4], "b": [[0.0] * 3]}
+        raise KeyboardInterrupt
+
+    visit = Visit(look)
+    with pytest.raises(KeyboardInterrupt):
+        visit.of(run)
+
+
+@pytest.mark.parametrize("port", [0, 80])
+def test_clients_may_wait_for_100_and_leave_out_port_80(run: Path, port: int) -> None:
+    tables = collection()
+    tables.save_checkpoint(run)
+    tables.close()
+
+    def look(text: str) -> None:
+        host, _, at = visit.url.removeprefix("http://").rstrip("/").partition(":")
+        named = host if port else f"{host}:{at}"
+        with socket.create_connection((host, int(at)), timeout=WITHIN_S) as line:
+            line.sendall(f"POST /lookup HTTP/1.1\r\nHost: {named}\r\nExpect: 100-continue\r\n".encode())
+            line.sendall(b"Content-Length: %d\r\n\r\n" % len(request))
+            assert line.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            line.sendall(request)
+            assert line.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        raise KeyboardInterrupt
+
+    request, visit = json.dumps({"ids": IDS}).encode(), Visit(look)
+    try:
+        visit.of(run, http=port)
+    except ConfigError as error:
+        pytest.skip(str(error))  # port 80 is in use, or needs rights
+    except KeyboardInterrupt:
+        pass
+
+
 def test_beyond_loopback_http_needs_the_token_which_stays(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNEVEN_RUN")
     tables = collection()

@@ -213,6 +213,8 @@ def test_tables_that_cannot_be_are_refused(made: Any, why: str) -> None:
 
 def test_half_the_bytes_are_nearly_the_same_numbers(closing: list[Any]) -> None:
     closing += [EmbeddingBagCollection(TABLES), EmbeddingBagCollection(TABLES, wire="bfloat16")]
+    closing[1].door.share = False  # rows in shared memory do not travel
+    closing[1].flush()
     ids = ragged(2)
     whole, half = (one(ids).values() for one in closing)
     assert torch.allclose(whole, half, rtol=1e-2, atol=1e-3)

@@ -232,6 +232,7 @@ def test_requests_that_come_meanwhile_are_looked_up_together_and_a_wrong_id_fail
     assert good.rows.shape == (2, 8)
     assert isinstance(bad, DataError)
     assert lookups.counts["rejected"] == 1
+    assert slow.asked == 3, "the others stay together: with servers that do not answer, each look-up takes its time-out"
 
 
 def test_too_many_waiting_requests_are_refused() -> None:

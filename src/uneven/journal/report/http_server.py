@@ -28,7 +28,7 @@ class TokenHandler(BaseHTTPRequestHandler):
         """Return the path behind the token; None for a wrong request, after its answer."""
         address: Any = self.server.server_address
         host, port = address
-        own = tuple(f"{name}:{port}" for name in (host, "localhost"))
+        own = [f"{name}{at}" for name in (host, "localhost") for at in (f":{port}", *[""] * (port == 80))]
         origin = self.headers.get("Origin")
         foreign = self.headers.get("Host") not in own or origin not in (None, *(f"http://{one}" for one in own))
         if str(host).startswith("127.") and foreign:
