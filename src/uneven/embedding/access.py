@@ -69,6 +69,7 @@ class TableAccess:
         self._opening = threading.Lock()
         self._client: TableClient | None = None
         self._ahead: deque[_Ahead] = deque()
+        self._hosts: list[TableHost] = []
         self._closing: Callable[[], object] = lambda: None
         self._ended = False
         self.served = False  # by table servers of a run, not by threads of this process
@@ -108,7 +109,7 @@ class TableAccess:
         if not (self._stagger and learning):
             return
         wanted, seen, still = self._stagger * self.client.rank, 0, 0
-        while still * LOOK_S < STILL_S and (there := self.client.version()) < wanted:
+        while still * LOOK_S < STILL_S and (there := self.client.updates()) < wanted:
             seen, still = there, 0 if there > seen else still + 1
             time.sleep(LOOK_S)
         self._stagger = 0
@@ -166,6 +167,8 @@ class TableAccess:
                 share=self.share,
             )
             stack.callback(client.close)
+            for host in self._hosts:
+                host.failed = client.broken
             if any(one.on_disk for one in self.spec.tables):
                 client.stats()  # a server without room for the rows answers so before the training
             self._client = client
@@ -187,8 +190,9 @@ class TableAccess:
         folder = TemporaryFolder(SHARD_FOLDER)
         stack.callback(folder.remove)
         make_keys(folder.path)
-        for number in range(self._alone):
-            stack.callback(TableHost(folder.path, number, 1).close)
+        self._hosts = [TableHost(folder.path, number, 1) for number in range(self._alone)]
+        for host in self._hosts:
+            stack.callback(host.close)
         return folder.path, self._alone
 
 

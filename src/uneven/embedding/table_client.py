@@ -57,7 +57,7 @@ class TableClient:
         self.kernels = kernels
         self.line = line
         self._changed = threading.Condition()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._links = {
             shard: TableLink(rank, spec.text, spec.fingerprint) for shard, spec in enumerate(shards) if spec.groups
         }
@@ -168,10 +168,6 @@ class TableClient:
         there = [one for one in found if one > 0] or [1.0]
         return [one or sum(there) / len(there) for one in found]
 
-    def version(self) -> int:
-        """Return how many updates of all workers each shard has applied; the least of all shards."""
-        return min(int(one["version"]) for one in self._told().values())
-
     def _told(self) -> dict[int, Any]:
         with self._changed:
             numbers = {shard: self._request(shard, Say.STATS) for shard in self._links}
@@ -218,7 +214,7 @@ class TableClient:
             if shard in self._links:
                 self.line.post(shard, [self._links[shard].beat()])
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: BaseException) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()

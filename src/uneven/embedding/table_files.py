@@ -82,18 +82,19 @@ class TableFiles:
         found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
         if not found:
             return None
-        newest = max(found, key=lambda one: int(_said(one, self.number)["version"]))
+        newest = max(found, key=lambda one: _said(one, self.number)["version"])
         said = _said(newest, self.number)
         self.load(said.get("loaded") or str(newest), holding)
         return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
 
     def load(self, folder: str, holding: Holding) -> None:
         """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated or misshapen."""
-        saves = newest_saves(Path(folder)).values()
+        if not (saves := newest_saves(Path(folder)).values()):
+            raise CheckpointError("it has no saved tables: name a folder of save_checkpoint() on the server's machine")
         ranges = [(*one, where) for where, said in saves for one in said["ranges"]]
         for held in holding:
             # All tables are checked before any row changes.
-            _check_once(folder, held, [(start, stop) for table, start, stop, _ in ranges if table == held.table])
+            _check_once(held, [(start, stop) for table, start, stop, _ in ranges if table == held.table])
         for disk in holding.disks.values():
             disk.clear()
         for held in holding:
@@ -118,7 +119,7 @@ class TableFiles:
     def _older(self) -> Path:
         assert self.own is not None
         # the newer save survives a failed one
-        return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
+        return min(self._places(), key=lambda one: _said(one, self.number).get("version", -1))
 
 
 def newest_saves(folder: Path) -> dict[int, tuple[Path, dict[str, Any]]]:
@@ -136,19 +137,17 @@ def _stem(held: HeldRange) -> str:
     return f"{held.table}-{held.start}-{held.stop}"
 
 
-def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
+def _check_once(held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
     """Raise :class:`CheckpointError` unless the folder has each row of the range exactly once."""
     cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop in ranges)
     cuts = [(low, high) for low, high in cuts if low < high]
     if any(high > low for (_, high), (low, _) in pairwise(cuts)):
         raise CheckpointError(
-            f"{folder} has rows of table {held.table!r} more than once, because runs with different numbers of "
+            f"it has rows of table {held.table!r} more than once, because runs with different numbers of "
             "servers saved into it: save each into its own folder"
         )
     if missing := held.stop - held.start - sum(high - low for low, high in cuts):
-        raise CheckpointError(
-            f"{folder} lacks {missing:,} rows of table {held.table!r}: restore what all servers saved"
-        )
+        raise CheckpointError(f"it lacks {missing:,} rows of table {held.table!r}: restore what all servers saved")
 
 
 def _say(mark: Path, said: dict[str, Any]) -> None:
@@ -176,10 +175,11 @@ def _all_written(where: Path, holding: Holding, background: Executor) -> Iterato
 
 def _said(folder: Path, number: int) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_bytes())
-    except (FileNotFoundError, ValueError):  # never written, or truncated
+        found = json.loads((folder / f"shard-{number}.json").read_bytes())
+        ranges = [(str(table), int(start), int(stop)) for table, start, stop in found["ranges"]]
+        return {**found, "tables": str(found["tables"]), "version": int(found["version"]), "ranges": ranges}
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # never written, truncated, or of another program
         return {}
-    return found
 
 
 def _written(path: Path, array: np.ndarray, background: Executor) -> Iterator[None]:

@@ -66,7 +66,7 @@ def saved_tables(folder: Path, stack: ExitStack) -> tuple[TableClient, int]:
             f"{folder} has no training with table servers that answer (uneven run --tables), and no saved tables: "
             "name a run directory, or a folder of tables.save_checkpoint()"
         )
-    _, said = max(saves.values(), key=lambda one: int(one[1]["version"]))
+    _, said = max(saves.values(), key=lambda one: one[1]["version"])
     spec = ShardSpec.read(said["tables"]).tables
     here = [one if Path(one.path or ".").is_dir() else replace(one, path=None) for one in spec.tables]
     tables = replace(spec, tables=tuple(here), save_every_s=None)
@@ -79,7 +79,7 @@ def saved_tables(folder: Path, stack: ExitStack) -> tuple[TableClient, int]:
     stack.callback(client.close)
     client.do(Say.LOAD, str(where))
     client.timeout_s = _ANSWER_S
-    return client, int(said["version"])
+    return client, said["version"]
 
 
 class _Greeting:

@@ -12,10 +12,10 @@ import torch
 from shards_in_memory import MemoryShards
 from test_embedding_shard import tables, train
 
-from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table, table_files
 from uneven.embedding.pure.sharding_plan import MeasuredTables
 from uneven.embedding.pure.table_wire import Say
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import CheckpointError, ConfigError, PeerError
 
 TABLES = [Table(300, 8, "a", ["left", "right"]), Table(7000, 8, "b"), Table(40, 4, "c")]
 
@@ -262,7 +262,7 @@ def test_who_saves_while_tables_are_loaded_is_told_and_what_is_there_is_no_save(
     assert "loaded meanwhile" in first.outcome(asked, "save")[0].text
     assert all(np.array_equal(one, two) for one, two in zip(tables(shards), wanted, strict=True))
     answer = second.outcome(loading(shards, second, tmp_path / "mixed"), "load")[0].text
-    assert "lacks" in answer
+    assert "no saved tables" in answer
     assert shards.shards[0].counts["not saved"] == 1
 
 
@@ -273,3 +273,40 @@ def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as
     with pytest.raises(CheckpointError, match=r"rows of table 'a' more than once.*save each into its own folder"):
         made.load_checkpoint(tmp_path)
     made.close()
+
+
+FOREIGN = (
+    "[1]",
+    "5",
+    "{}",
+    '{"ranges": 5}',
+    '{"tables": "", "version": 1, "ranges": [["a"]]}',
+    '{"ranges": [], "version": []}',
+)
+
+
+def test_a_folder_without_tables_is_refused_and_the_rows_stay(tmp_path: Path) -> None:
+    made = trained(1, 2)
+    then = made.to_state_dict()
+    for place, text in enumerate(FOREIGN):
+        (tmp_path / str(place)).mkdir()
+        (tmp_path / str(place) / "shard-0.json").write_text(text)
+    for folder in ("none", "a\0b", *map(str, range(len(FOREIGN)))):
+        with pytest.raises(CheckpointError, match="it has no saved tables: name a folder"):
+            made.load_checkpoint(tmp_path / folder)
+    with pytest.raises(CheckpointError, match=r"cannot save .*null byte"):
+        made.save_checkpoint(tmp_path / "a\0b")
+    assert all(torch.equal(rows, then[key]) for key, rows in made.to_state_dict().items())
+    made.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_shard_that_ends_with_an_error_says_so_to_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = trained(2, 2)
+    monkeypatch.delattr(table_files, "_written")
+    with pytest.raises(PeerError, match="line to the tables has ended: name '_written' is not defined"):
+        made.save_checkpoint(tmp_path)
+    with pytest.raises(PeerError, match="name '_written' is not defined"):
+        made.flush()
+    with pytest.raises(PeerError, match=r"shard at .* has ended: name '_written'"):
+        made.close()

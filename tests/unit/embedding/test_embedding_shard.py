@@ -277,7 +277,7 @@ def test_a_worker_starts_after_the_first_updates_of_lower_ranks_or_when_none_com
     for _ in range(2):  # the second lookup does not wait
         door.ask(torch.tensor([[1, 2]]), learning=learning).values()
     assert len(slept) == looks
-    assert door.client.version() == min(arriving, looks)
+    assert door.client.updates() == min(arriving, looks)
 
 
 @pytest.mark.parametrize("stagger", [-1, 1.5, True])

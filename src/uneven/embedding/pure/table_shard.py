@@ -274,7 +274,7 @@ class TableShard:
             return []
         except StopIteration:
             self.counts["saved"] += 1
-        except OSError as error:
+        except (OSError, ValueError) as error:
             failed = str(error)
             self.counts["not saved"] += 1
         self._saving, self._why_not = None, failed
@@ -285,7 +285,7 @@ class TableShard:
             self.files.load(folder, holding)
             self.version += 1  # marks earlier automatic saves as older
             self.files.loaded(folder, holding, self._numbers())
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OSError, ValueError) as error:
             return str(error)
         return ""
 

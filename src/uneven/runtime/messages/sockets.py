@@ -185,7 +185,8 @@ class ShardThread:
     def __init__(self, sockets: ShardSockets, name: str) -> None:
         self._server = sockets
         self._ended = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self.failed: Callable[[BaseException], object] = lambda error: None  # called if it ends with an error
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -210,8 +211,10 @@ class ShardThread:
     def _run(self) -> None:
         try:
             self._server.serve(self._ended.is_set)
-        except (zmq.ZMQError, OSError, ValueError, RuntimeError) as error:
+        except BaseException as error:
             self._error = error
+            self.failed(error)
+            raise
         finally:
             self._server.close()
 
