@@ -180,10 +180,7 @@ def tune(
 
 
 @verb(app, "watch")
-def watch(
-    index: Folder,
-    every: Annotated[float, option("SECONDS", "Time between updates.", min=0.1)] = 1.0,
-) -> None:
+def watch(index: Folder, every: Annotated[float, option("SECONDS", "Time between updates.", min=0.1)] = 1.0) -> None:
     """Show the progress of an ingest.
 
     The view shows the backlog, objects per second, clusters, and the cost so far. Ctrl-C ends the view.

@@ -81,10 +81,7 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
     except (ValueError, KeyError, OSError) as error:
         raise DataError(f"Fashion-MNIST: {path}: {reason(error)}: set UNEVEN_DATA to {want}") from error
     return ImageData(
-        name="fashion-mnist",
-        train=_tensors(_unit(x_train), y_train),
-        test=_tensors(_unit(x_test), y_test),
-        classes=10,
+        name="fashion-mnist", train=_tensors(_unit(x_train), y_train), test=_tensors(_unit(x_test), y_test), classes=10
     )
 
 

@@ -299,9 +299,7 @@ def _add_loads(page: Page, run: RunData) -> None:
     page.figure(
         "Memory of the GPU",
         figures.loads(
-            run,
-            "memory, GB",
-            lambda row: None if row.gpu_memory_bytes is None else row.gpu_memory_bytes / 1e9,
+            run, "memory, GB", lambda row: None if row.gpu_memory_bytes is None else row.gpu_memory_bytes / 1e9
         ),
     )
 

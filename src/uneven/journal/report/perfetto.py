@@ -50,14 +50,7 @@ def events(data: RunData) -> Iterator[Event]:
             free_us[rank] = start_us + timing.total_s * 1e6
             at_us = max(0.0, end_us - longest_of(one) * 1e6)
             args = {"samples": timing.batch}
-            yield {
-                "ph": "C",
-                "pid": _SHARES,
-                "tid": 0,
-                "name": f"share of rank {rank}",
-                "ts": _us(at_us),
-                "args": args,
-            }
+            yield {"ph": "C", "pid": _SHARES, "tid": 0, "name": f"share of rank {rank}", "ts": _us(at_us), "args": args}
     at = {one.iteration: (one.ended_at_s - origin_s) * 1e6 for one in data.iterations if not one.apart}
     for event in data.events:
         ts = max(0.0, (event.at_s - origin_s) * 1e6)

@@ -19,12 +19,7 @@ from uneven.journal.report.pure.text import count, parts_of, percent, seconds, s
 from uneven.policy.core.records import EventRecord, MembershipRecord, SplitRecord
 
 # Distinct in shape and colour, for terminals without colours and colour-blind users.
-PARTS = (
-    ("compute", "█", "green"),
-    ("data", "▓", "yellow"),
-    ("communicate", "▒", "blue"),
-    ("wait", "░", "red"),
-)
+PARTS = (("compute", "█", "green"), ("data", "▓", "yellow"), ("communicate", "▒", "blue"), ("wait", "░", "red"))
 _EVENT_STYLES = {"split": "cyan", "bad-report": "yellow", "members": "magenta", "left": "magenta"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
 _LINES = 4  # connections shown

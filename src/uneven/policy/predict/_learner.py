@@ -68,11 +68,7 @@ class Doubt:
         return math.sqrt(max(apart, _LEAST**2))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "told": list(self._told),
-            "came": list(self._came),
-            "sums": [self._first, self._second, self._weight],
-        }
+        return {"told": list(self._told), "came": list(self._came), "sums": [self._first, self._second, self._weight]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = read(DoubtState, state)

@@ -144,11 +144,7 @@ class NarxNet(SpeedModel):
         return np.concatenate([first, slope, units, inputs[:, : len(direct)]], axis=1)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "weights": self.weights.tolist(),
-            "damping": self.damping,
-            "mean_use": list(self.mean_use),
-        }
+        return {"weights": self.weights.tolist(), "damping": self.damping, "mean_use": list(self.mean_use)}
 
     def restored(self, state: dict[str, Any]) -> "NarxNet":
         saved = read(_NarxState, state)

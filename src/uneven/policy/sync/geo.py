@@ -143,9 +143,7 @@ class Geo(WrappingPolicy):
             via=Via.SERVER if self._paced else Via.GROUP,
             select=select,
             far=Far(
-                lead=self.lead,
-                hubs=_groups(view, homes) if self.hubs else (),
-                barrier_bytes=1e3 * self.barrier_kb,
+                lead=self.lead, hubs=_groups(view, homes) if self.hubs else (), barrier_bytes=1e3 * self.barrier_kb
             ),
         )
 

@@ -15,16 +15,7 @@ from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payloa
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
 from uneven.policy.sync import EvaluationModel, SyncPolicy, first_plans
-from uneven.run.replicas.flat import (
-    EXTRA,
-    Flat,
-    apart,
-    average,
-    contribution,
-    mean_square_root,
-    resting_in,
-    weight_in,
-)
+from uneven.run.replicas.flat import EXTRA, Flat, apart, average, contribution, mean_square_root, resting_in, weight_in
 from uneven.run.replicas.merge_state import MergeState
 
 Total = Callable[[Tensor, Exchange], int]

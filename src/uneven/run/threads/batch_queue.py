@@ -28,11 +28,7 @@ class BatchQueue:
     """One epoch's batches for several threads."""
 
     def __init__(
-        self,
-        pairs: Iterator[tuple[Portion, Any]],
-        rank: int,
-        participants: Participants,
-        agreement: ReplicaSync | None,
+        self, pairs: Iterator[tuple[Portion, Any]], rank: int, participants: Participants, agreement: ReplicaSync | None
     ) -> None:
         self._pairs = pairs  # parts and this worker's batches, in order
         self._rank = rank

@@ -85,13 +85,7 @@ class FixedWorkers(LocalWorkers):
     """All workers of this launcher, which are started and restarted together."""
 
     def __init__(
-        self,
-        launch: Launch,
-        count: int,
-        run_directory: Path | None,
-        logs: DefaultLogsSpecs,
-        events: Events,
-        stop: Stop,
+        self, launch: Launch, count: int, run_directory: Path | None, logs: DefaultLogsSpecs, events: Events, stop: Stop
     ) -> None:
         super().__init__(events)
         self._launch = launch

@@ -77,11 +77,7 @@ def _some(names: list[str], shown: int = 4) -> str:
 
 
 def _events(spec: ClusterSpec, able: Able) -> Iterator[str]:
-    reasons = {
-        Do.JOIN: able.changes,
-        Do.LEAVE: able.changes,
-        Do.CUT_LINK: able.links,
-    }
+    reasons = {Do.JOIN: able.changes, Do.LEAVE: able.changes, Do.CUT_LINK: able.links}
     for do, why_not in reasons.items():
         nodes = list(dict.fromkeys(event.node for event in spec.events if event.do is do and event.node))
         if nodes and why_not:

@@ -11,13 +11,7 @@ from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.describe.trace import steady
 from uneven.cluster.pure.plan.plan_figures import played
 from uneven.cluster.pure.plan.prices import Price, price, priced
-from uneven.cluster.pure.simulate import (
-    Scenario,
-    costs_from_journal,
-    described,
-    recorded_shares,
-    with_recorded_speeds,
-)
+from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, recorded_shares, with_recorded_speeds
 from uneven.errors import ConfigError
 from uneven.journal.pure.metrics import Iteration, iterations
 from uneven.journal.pure.summary import summarize

@@ -114,12 +114,7 @@ class Link:
             return self._hello()
         self._numbers += 1
         return Message(
-            kind=Kind.PING,
-            rank=self.rank,
-            number=self._numbers,
-            clock=self.met,
-            life=self.life,
-            extra=self.through,
+            kind=Kind.PING, rank=self.rank, number=self._numbers, clock=self.met, life=self.life, extra=self.through
         )
 
     def leave(self) -> Message:

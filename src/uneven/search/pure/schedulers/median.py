@@ -25,11 +25,7 @@ class MedianStopping(Scheduler):
     """
 
     def __init__(
-        self,
-        grace_period: float = 1,
-        min_samples_required: int = 3,
-        min_time_slice: float = 0,
-        hard_stop: bool = True,
+        self, grace_period: float = 1, min_samples_required: int = 3, min_time_slice: float = 0, hard_stop: bool = True
     ) -> None:
         if not grace_period >= 0 or not min_time_slice >= 0:
             raise ConfigError(f"grace_period={grace_period}, min_time_slice={min_time_slice}: give zero or more")
