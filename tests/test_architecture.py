@@ -244,7 +244,6 @@ WAYS_OUT = {
     "uneven.run.loops.site_evaluation": "its part is made for policies that visits tune, and it names one",
     "uneven.run.replicas.server.outer_round": "of a model with running statistics, what trains it without outer steps",
     "uneven.run.step.refusals": "what an elastic run carries, and under what parts can exchange",
-    "uneven.sync": "the public place of all policies",
     "uneven.why.pure.remedies": "a remedy is a command that a user can type",
 }
 """Modules whose messages offer a family by its name; none may be added."""

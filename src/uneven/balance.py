@@ -1,5 +1,4 @@
 """Balancers as objects: ``Session(balance=uneven.balance.LbBsp())``. By its name it is ``balance="lb-bsp"``."""
 
-from uneven.policy.balance import Analytic, Even, Hysteresis, LbBsp, Numerical, PresumeEqual, Proportional, Static
-
-__all__ = ["Analytic", "Even", "Hysteresis", "LbBsp", "Numerical", "PresumeEqual", "Proportional", "Static"]
+from uneven.policy.balance import *  # noqa: F403
+from uneven.policy.balance import __all__ as __all__

@@ -3,54 +3,5 @@
 The same policy by its name is ``sync="shadow:load=0.2:ma"``.
 """
 
-from uneven.policy.sync import (
-    ASP,
-    BMUF,
-    BSP,
-    EASGD,
-    MA,
-    SSP,
-    AnyMerge,
-    Backup,
-    Decoupled,
-    Digits,
-    DiLoCo,
-    Geo,
-    Grid,
-    Hierarchical,
-    LargestEntries,
-    LocalSGD,
-    RandomGroups,
-    Regional,
-    Scout,
-    Shadow,
-    Shuffle,
-    Sites,
-    SparseLocal,
-)
-
-__all__ = [
-    "ASP",
-    "BMUF",
-    "BSP",
-    "EASGD",
-    "MA",
-    "SSP",
-    "AnyMerge",
-    "Backup",
-    "Decoupled",
-    "DiLoCo",
-    "Digits",
-    "Geo",
-    "Grid",
-    "Hierarchical",
-    "LargestEntries",
-    "LocalSGD",
-    "RandomGroups",
-    "Regional",
-    "Scout",
-    "Shadow",
-    "Shuffle",
-    "Sites",
-    "SparseLocal",
-]
+from uneven.policy.sync import *  # noqa: F403
+from uneven.policy.sync import __all__ as __all__

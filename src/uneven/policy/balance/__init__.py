@@ -13,17 +13,4 @@ balancers.register("lb-bsp", LbBsp)
 balancers.register("analytic", Analytic)
 balancers.register("numerical", Numerical)
 
-__all__ = [
-    "Analytic",
-    "Balancer",
-    "Even",
-    "Hysteresis",
-    "LbBsp",
-    "Numerical",
-    "PresumeEqual",
-    "Proportional",
-    "Static",
-    "WrappingBalancer",
-    "balancers",
-    "standing",
-]
+__all__ = ["Analytic", "Even", "Hysteresis", "LbBsp", "Numerical", "PresumeEqual", "Proportional", "Static"]

@@ -13,29 +13,6 @@ from uneven.policy.merge import Add, BlockMomentum, Combined, Elastic, Mean, Mer
 from uneven.policy.select import Selection, Significant, TopK
 from uneven.policy.select.picked import WHOLE
 
-__all__ = [
-    "Add",
-    "Background",
-    "BlockMomentum",
-    "Combined",
-    "Elastic",
-    "Exchange",
-    "Far",
-    "Mean",
-    "Merge",
-    "Moment",
-    "Payload",
-    "Quorum",
-    "Selection",
-    "Significant",
-    "Split",
-    "StepPlan",
-    "TopK",
-    "Via",
-    "Wait",
-    "span",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Split:

@@ -19,19 +19,3 @@ predictors.register("lstm", LSTM, note=_COSTLY)
 predictors.register("narx", NARX, note=_COSTLY)
 predictors.register("auto", Auto, note=_COSTLY)
 predictors.register("light", Light)
-
-__all__ = [
-    "ARIMA",
-    "EMA",
-    "LSTM",
-    "NARX",
-    "RNN",
-    "Auto",
-    "Last",
-    "Lesson",
-    "Light",
-    "Predictor",
-    "Steady",
-    "predictors",
-    "study",
-]

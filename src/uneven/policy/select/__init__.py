@@ -10,22 +10,3 @@ from uneven.policy.select.pack import HEADER_BYTES, Index, pack_places, packed_b
 from uneven.policy.select.pack import pack as pack
 from uneven.policy.select.picked import Picked
 from uneven.policy.select.select import Accumulator, BandwidthControl, Selection, Significant, TopK, estimated_bytes
-
-__all__ = [
-    "HEADER_BYTES",
-    "Accumulator",
-    "Backlog",
-    "BandwidthControl",
-    "Barrier",
-    "Index",
-    "Picked",
-    "Selection",
-    "Significant",
-    "TopK",
-    "estimated_bytes",
-    "pack",
-    "pack_places",
-    "packed_bytes",
-    "unpack",
-    "unpack_places",
-]

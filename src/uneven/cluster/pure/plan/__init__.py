@@ -5,29 +5,3 @@ from uneven.cluster.pure.plan.plan_figures import CombinationResult, Figures, No
 from uneven.cluster.pure.plan.prices import Allowance, Price, Spot, price, priced, spot
 from uneven.cluster.pure.plan.rank import Plan, Row, ranked
 from uneven.cluster.pure.plan.reasons import doubts, findings, preconditioning, reason
-
-__all__ = [
-    "Allowance",
-    "Choice",
-    "CombinationResult",
-    "Figures",
-    "LeftOut",
-    "NoExchangePlayed",
-    "Plan",
-    "Price",
-    "Row",
-    "Spot",
-    "TrainingOutcome",
-    "combinations",
-    "default_syncs",
-    "doubts",
-    "enough_iterations",
-    "findings",
-    "played",
-    "preconditioning",
-    "price",
-    "priced",
-    "ranked",
-    "reason",
-    "spot",
-]

@@ -18,22 +18,3 @@ from uneven.cluster.pure.simulate.preconditioning import OwnOutcome
 from uneven.cluster.pure.simulate.table_servers import TableOutcome, TableServers
 from uneven.cluster.pure.simulate.tally import Outcome, WorkerOutcome
 from uneven.cluster.pure.simulate.virtual_world import Scenario, Sink, simulate, streamed
-
-__all__ = [
-    "Arithmetic",
-    "Outcome",
-    "OwnOutcome",
-    "RecordedCosts",
-    "Scenario",
-    "Sink",
-    "TableOutcome",
-    "TableServers",
-    "WorkerOutcome",
-    "costs_from_journal",
-    "described",
-    "recorded_shares",
-    "simulate",
-    "streamed",
-    "with_costs",
-    "with_recorded_speeds",
-]
