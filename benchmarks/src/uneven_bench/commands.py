@@ -342,7 +342,7 @@ def preconditioners() -> None:
     """
 
 
-@bench("case", "report", whole="forty minutes", case="ten minutes", quick="two minutes")
+@bench("case", "report", whole="forty minutes", case="ten minutes", quick="a minute and a half")
 def recommendation() -> None:
     """Trainers with embedding tables on a server.
 
@@ -355,7 +355,7 @@ def recommendation() -> None:
     rows in memory, against the same table in memory.
 
     Cases: scaling, slow, processes, nothing-shared, torchrec, quality, killed, checkpoint, serve, disk. --quick plays
-    one round of a part of them and one seed; --report draws how it scales.
+    one round of three trainings, quality and killed; --report draws how it scales.
     """
 
 

@@ -128,8 +128,8 @@ def _cell(path: Sequence[str], value: Any) -> str:
 
 
 def _measured(path: Sequence[str], value: float) -> str:
-    unit = next((end for key in reversed(path) for end in ("_s", "_bytes", "_us") if key.endswith(end)), "")
-    if unit == "_s" and not path[-1].endswith("per_s"):
+    unit = next((end for key in reversed(path) for end in ("per_s", "_s", "_bytes", "_us") if key.endswith(end)), "")
+    if unit == "_s":
         return f"{value:,.1f} s" if abs(value) >= 1 else f"{1e3 * value:.3g} ms"
     if unit == "_bytes":
         return f"{value / 1e6:,.3g} MB"

@@ -96,9 +96,8 @@ SPEED = {
 }  # fmt: skip
 """The measurements of one case; in each round one after the other."""
 PARTS = (*SPEED, "quality", "killed", "checkpoint", "serve", "disk", "narrow")
-QUICK = (
-    "1 at 0.2 core", "two trainers", "one trainer", "one trainer, tables in it", "one process, flat", "DDP, sparse",
-)  # fmt: skip
+QUICK = ("two trainers", "one process, flat", "DDP, sparse")
+QUICK_PARTS = ("processes", "quality", "killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
     :func:`uneven_bench.recommendation.serving.serve`, :func:`uneven_bench.recommendation.disk.out_of_memory_rows` and
     :func:`uneven_bench.recommendation.narrow.narrow` for the result. Raises UnknownNameError: no such case.
     ConfigError: a report without the speed that it shows."""
-    wanted = chosen(case, PARTS)
+    wanted = chosen(case, PARTS, QUICK_PARTS if quick else ())
     if report is not None and case not in (None, "scaling"):
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
     samples = _QUICK_SAMPLES if quick else _SAMPLES

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,13 @@ class OneRun:
 
     log_loss: float = float("nan")
     took_s: list[float] = field(default_factory=list)  # of each batch
-    broken: list[int] = field(default_factory=list)  # batches without a shard
+    broken: list[int] = field(default_factory=list)  # the longest batch after each kill, which waited for the shard
     lost: int = 0
     restarts: int = 0
 
     @property
     def per_s(self) -> float:
-        """Examples a second over all batches except the first, which warm up, and those without a shard."""
+        """Examples a second over all batches except the first, which warm up, and those that waited for a shard."""
         counted = [one for at, one in enumerate(self.took_s) if at >= _WARM and at not in self.broken]
         return BATCH / statistics.fmean(counted)
 
@@ -74,7 +75,7 @@ class OneRun:
 def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
     """Kill a shard of two three times in a run, and compare with an undisturbed run, in turns. Result: ``killed``:
     ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's; each round), ``away_s`` (median of
-    the batches without a shard), ``lost`` (updates, by run), ``updates`` (of a run)."""
+    the batches that waited for a shard), ``lost`` (updates, by run), ``updates`` (of a run)."""
     data, found = clicks(samples), []
     for number in range(rounds):
         pair: dict[int, OneRun] = {}
@@ -125,12 +126,14 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
                 # Without a file on the disk a shard would begin from nothing.
                 wait_for(lambda: tables.stats().counts["saved"] > 0, "the first save of a shard", _GIVES_UP_S)
                 strike([servers.pids()[struck[at]]], random.Random(at))
-                run.broken.append(at)
             began_s = time.perf_counter()
             loss_of(rows).backward()
             dense.step()
             dense.zero_grad()
             run.took_s.append(time.perf_counter() - began_s)
+        # The batch of a kill need not wait: rows of a shard that has died stay readable until its worker posts to it.
+        for begin, end in pairwise([*struck, len(batches)]):
+            run.broken.append(max(range(begin, end), key=run.took_s.__getitem__))
         tables.flush()
         with torch.no_grad():
             run.log_loss = float(
