@@ -142,16 +142,8 @@ def mark_ready(run_directory: Path, rank: int) -> None:
         path.touch()
 
 
-def mark_through(run_directory: Path, rank: int) -> None:
-    """Report that this worker's speed no longer matters, so that the launcher removes its limit."""
-    # Evaluation and shutdown are not measured, and take ten times as long on a tenth of a core.
-    path = _mark("ready", run_directory, rank)
-    with _spared(path, "the launcher does not release this worker"):
-        path.unlink(missing_ok=True)
-
-
 def is_ready(run_directory: Path, rank: int) -> bool:
-    """Return whether the worker must be throttled: it is ready, and not yet through."""
+    """Return whether the worker has reported that its training starts, so that it must be throttled."""
     return _mark("ready", run_directory, rank).exists()
 
 

@@ -323,18 +323,6 @@ def test_who_never_says_that_it_trains_is_limited_all_the_same(tmp_path: Path) -
     assert said(tmp_path / "run", 1) == [{"before": None, "after": pytest.approx(0.2, rel=0.02)}]
 
 
-def test_a_worker_that_is_through_goes_on_freely(tmp_path: Path) -> None:
-    node = '[[nodes]]\nname = "a"\ncores = 0.1\nshare = { values = [1.0, 0.9], step_s = 0.2 }\n'
-    through = "ready()\nwhile (slow := limit()) is None: time.sleep(0.01)\n"
-    through += "rundir.mark_through(run, rank)\nwhile limit() is not None: time.sleep(0.01)\n"
-    through += "free = {limit() for _ in range(50) if not time.sleep(0.02)}\nsay(slow=slow, free=list(free))\n"
-    done = emulate(tmp_path, cluster(tmp_path, node), "--", str(script(tmp_path, through)))
-    assert done.returncode == 0, done.stderr
-    (one,) = said(tmp_path / "run", 1)
-    assert one["slow"] in (pytest.approx(0.1, rel=0.02), pytest.approx(0.09, rel=0.02))
-    assert one["free"] == [None]  # for a second, in which its trace would have given it other shares
-
-
 def test_what_cannot_be_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
     nodes = '[[nodes]]\nname = "a"\n[[events]]\ndo = "leave"\nnode = "a"\nat_s = 3\n'
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, "")))

@@ -11,7 +11,6 @@ from test_launch import launched, reports, script, uneven, until
 
 from uneven.runtime import launch
 from uneven.runtime.jobs import Ending
-from uneven.runtime.jobs.processes import descendants
 
 BUSY = """
 from uneven.runtime import rundir
@@ -123,16 +122,6 @@ def test_what_workers_print_goes_where_it_is_asked_for(tmp_path: Path) -> None:
     }
 
 
-THROUGH = """
-from uneven.runtime import rundir
-from pathlib import Path
-rundir.mark_ready(Path(run), int(rank))
-while not os.path.exists(os.path.join(run, "enough")): time.sleep(0.01)
-rundir.mark_through(Path(run), int(rank))
-while True: pass
-"""
-
-
 def runs_freely(pid: int) -> bool:
     """Whether it uses 0.3 s of processor time without being seen stopped; at 0.05 of a core it is so nearly always."""
     process = psutil.Process(pid)
@@ -141,15 +130,3 @@ def runs_freely(pid: int) -> bool:
         if process.status() == psutil.STATUS_STOPPED:
             return False
     return True
-
-
-def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    options = launch.Launch(target=(script(tmp_path, THROUGH),), shares=(0.05, 0.05), wait_ready=True)
-    with launched(options, run) as launcher:
-        pids = [int(str(worker["pid"])) for worker in reports(run, 2)]
-        below = descendants(launcher.pid)
-        assert any("uneven.runtime.throttle.throttle_loop" in psutil.Process(pid).cmdline() for pid in below)
-        (run / "enough").touch()
-        assert until(lambda: not any((run / f"ready-{rank}").exists() for rank in range(2)))
-        assert until(lambda: all(map(runs_freely, pids)))

@@ -93,6 +93,4 @@ def test_what_cannot_be_said_anew_is_not_left_as_it_was(
     rundir.mark_expendable(disk, 1, rundir.Expendable("it holds the copy"))
     assert rundir.expendable_of(disk, 1) is None
     assert not (disk / "expendable-1.part").exists()
-    rundir.mark_through(disk, 1)  # taking away needs no room
-    assert not rundir.is_ready(disk, 1)
     assert len(caplog.records) == 1

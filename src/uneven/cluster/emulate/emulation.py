@@ -121,8 +121,6 @@ class Emulation:
         self._read_at_s = 0.0
         self._to_come: list[int] = []  # nodes that wait for the end of their former worker
         self._coming: set[LocalWorker] = set()  # workers without limits so far
-        self._begun: set[LocalWorker] = set()
-        self._through: set[LocalWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
         """Supervise until every worker has ended. Raises LaunchError after a stop or the death of an indispensable
@@ -140,7 +138,6 @@ class Emulation:
             self._carry_out(now_s)
             until_s = min(self._replay.next_s(now_s) - (time.monotonic() - zero_s), _READ_EVERY_S)
             self._wait(stop, lambda: False, until_s)
-            self._let_go()
         for event in self._replay.pending():
             say(f"the run has ended before this could happen: {in_words(event)}")
         if lost := len(self._workers.lost):
@@ -191,7 +188,7 @@ class Emulation:
                 case Setting(of=str(name)):
                     worker = self._workers.on(self._places[name])
                     on_link = change.quantity in ON_LINKS
-                    if worker is not None and worker not in self._through and (on_link or worker not in self._coming):
+                    if worker is not None and (on_link or worker not in self._coming):
                         self._machines.apply(worker.place, change)
 
     def _happen(self, event: Event, now_s: float) -> None:
@@ -243,15 +240,6 @@ class Emulation:
         for number, record in self._follower.poll_ranks():
             if isinstance(record, StepRecord):
                 self._finished[self._spec.nodes[self._workers[number].place].name] = record.iteration + 1
-
-    def _let_go(self) -> None:
-        for worker in self._workers.running.values():
-            if is_ready(self._run_directory, worker.rank):
-                self._begun.add(worker)
-            elif worker in self._begun - self._through:
-                # A worker that has finished training needs no limits; see rundir.mark_through.
-                self._through.add(worker)
-                self._machines.lift(worker.place)
 
 
 def say(text: str) -> None:

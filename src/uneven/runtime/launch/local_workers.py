@@ -131,7 +131,7 @@ class CoreShares:
             self._readiness = Readiness(run_directory, launch.ready_within_s)
 
     def look(self, workers: Collection[LocalWorker], port: int) -> None:
-        """Throttle the workers that train now, and release the others; ``port`` is that of the rendezvous."""
+        """Throttle the workers that train now; ``port`` is that of the rendezvous."""
         if self._throttle is None:
             return
         self._limited &= {one.pid for one in workers}
@@ -141,9 +141,6 @@ class CoreShares:
                 if ready and one.pid not in self._limited:
                     self._throttle.limit(one.pid, self._shares[one.place])
                     self._limited.add(one.pid)
-                elif not ready and one.pid in self._limited:
-                    self._throttle.release(one.pid)
-                    self._limited.remove(one.pid)
             except ConfigError:
                 continue  # it has ended in the meantime
             except LaunchError as error:

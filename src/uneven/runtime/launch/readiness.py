@@ -22,17 +22,13 @@ class Readiness:
         self._run_directory = run_directory
         self._within_s = within_s
         self._late_s = time.monotonic() + within_s
-        self._said: set[int] = set()
         self._met: set[int] = set()
         self._late: set[int] = set()
 
     def __call__(self, pid: int, rank: int, port: int) -> bool:
         """Return whether to throttle the worker now; ``port`` is that of the rendezvous."""
         if is_ready(self._run_directory, rank):
-            self._said.add(rank)
             return True
-        if rank in self._said:
-            return False  # its report has been withdrawn: it has finished
         # A worker that announced a session connects before it trains, so only its own report counts.
         if not is_coming(self._run_directory, rank) and self._has_met(pid, rank, port):
             return True

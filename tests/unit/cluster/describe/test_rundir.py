@@ -76,9 +76,6 @@ def test_ready_marks(tmp_path: Path) -> None:
     rundir.mark_ready(tmp_path, 1)
     assert rundir.is_ready(tmp_path, 1)
     assert not rundir.is_ready(tmp_path, 0)
-    rundir.mark_through(tmp_path, 1)
-    rundir.mark_through(tmp_path, 0)
-    assert not rundir.is_ready(tmp_path, 1)
 
 
 def test_machines_of_one_run_share_a_directory(tmp_path: Path) -> None:
