@@ -37,11 +37,6 @@ class Balancer(ABC):
     partial_updates: bool = False
     made_for: int | None = None
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "amends" in vars(cls):
-            raise ConfigError(f"{cls.__name__}.amends is not used: rename it to partial_updates")
-
     @abstractmethod
     def split(self, view: BalanceView) -> Split:
         """Return the split of the next iteration.

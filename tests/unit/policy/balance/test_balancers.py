@@ -326,8 +326,3 @@ def test_a_lasting_slowdown_is_followed(predictor: str, reports: int) -> None:
     assert views[50 + reports].shares[0] < 120, "the first step comes after so many reports"
     gain = 1 - 512 / 325 / iteration_s(views[-1].shares, views[-1])
     assert gain < 0.06, "what is left lying is at most the threshold, and rounding"
-
-
-def test_a_balancer_that_uses_the_old_name_of_partial_updates_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"Mine\.amends is not used: rename it to partial_updates"):
-        type("Mine", (Balancer,), {"amends": True})
