@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.parameter_server import SHARDS, ParameterServerContract, ShardPlace
+from support.parameter_server import SHARDS, ParameterServerContract, ShardPlace, Stored
 from support.shards import LocalLine, LocalShards
-from uneven.runtime.parameter_server import Patience, ShardHost, Stored, ZmqLine, make_keys
+from uneven.runtime.parameter_server import Patience, ShardHost, ZmqLine, make_keys
 
 PATIENCE = Patience(join_s=60.0, silence_s=30.0)
 
@@ -36,7 +36,7 @@ class Sockets:
         self._hosts[shard].close()
 
     def stored(self, shard: int) -> Stored:
-        return self._hosts[shard].stored()
+        return Stored.of(self._hosts[shard].shard)
 
     def close(self) -> None:
         for host in self._hosts.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from uneven.errors import NonFiniteError, PeerError
 from uneven.runtime.parameter_server.client import Client
 from uneven.runtime.parameter_server.connection import ShardLine
 from uneven.runtime.parameter_server.pure.partition import table_of
-from uneven.runtime.parameter_server.pure.wire import Array
-from uneven.runtime.parameter_server.shard_host import Stored
+from uneven.runtime.parameter_server.pure.shard import Shard
+from uneven.runtime.parameter_server.pure.wire import Array, Vector
 
 SHAPES = ((3, 5), (30_000,), (1,))
 """The second is cut in two."""
@@ -22,6 +22,20 @@ LARGE = ((5,), (2_200_000,))
 """Parts that take more than one piece of a message."""
 
 SHARDS = 2
+
+
+class Stored(NamedTuple):
+    """A snapshot of a shard."""
+
+    version: int
+    vector: Vector
+    least_clock: int
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, shard: Shard) -> Stored:
+        """The vector is the shard's own; a shard never changes a vector in place."""
+        return cls(shard.version, shard.vector, shard.least_clock, dict(shard.counts))
 
 
 class ShardPlace(Protocol):

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+from support.parameter_server import Stored
 from uneven.errors import ConfigError
 from uneven.runtime.parameter_server.connection import Ear
 from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Message, encode
-from uneven.runtime.parameter_server.shard_host import Stored
 
 _BEAT_S = 0.02
 
@@ -63,7 +63,7 @@ class LocalShards:
         one = self._shards[shard]
         if one is None:
             raise ConfigError(f"shard {shard} has been killed")
-        return Stored(one.version, one.vector, one.least_clock, dict(one.counts))
+        return Stored.of(one)
 
     def close(self) -> None:
         """End the thread."""

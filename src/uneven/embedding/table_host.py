@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from uneven.embedding.kernels import kernels
@@ -27,14 +26,9 @@ class TableHost(ShardThread):
         super().__init__(sockets, f"uneven-tables-{number}")
 
 
-def serve(directory: Path, number: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
-    """Serve a shard until ``ended`` returns true."""
+def sockets_of(directory: Path, number: int, members: int, bind: str, patience: Patience) -> ShardSockets:
     shard = _shard(directory, number, members, patience)
-    sockets = ShardSockets(directory, number, bind, shard, encode, shard.shared)
-    try:
-        sockets.serve(ended)
-    finally:
-        sockets.close()
+    return ShardSockets(directory, number, bind, shard, encode, shard.shared)
 
 
 def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:

@@ -16,17 +16,17 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.jobs import Command, Ending, Events, Kept, end_all
 from uneven.runtime.jobs.processes import import_path
 from uneven.runtime.messages.keys import address, make_keys
-from uneven.runtime.messages.sockets import LOOPBACK
+from uneven.runtime.messages.sockets import LOOPBACK, ShardSockets
 from uneven.runtime.parameter_server.pure.roster import Patience
 
 _log = logging.getLogger(__name__)
 
-Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
-"""The arguments: directory, number of the shard, workers, address to listen on, patience, and the end condition."""
+Made = Callable[[Path, int, int, str, Patience], ShardSockets]
+"""The arguments: directory, number of the shard, workers, address to listen on, and patience."""
 
 
-def run_shard(module: str, serve: Serve, growing: Serve | None = None) -> None:
-    """Read the command line and serve; ``growing`` serves workers that may leave and join, None if not supported."""
+def run_shard(module: str, made: Made, growing: Made | None = None) -> None:
+    """Read the command line and serve; ``growing`` is for workers that may leave and join, None if not supported."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("directory", type=Path)
     parser.add_argument("shard", type=int)
@@ -38,12 +38,16 @@ def run_shard(module: str, serve: Serve, growing: Serve | None = None) -> None:
         parser.add_argument("--growing", action="store_true", help="workers may leave and join")
     asked = parser.parse_args()
     if growing is not None and asked.growing:
-        serve = growing
+        made = growing
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     patience = Patience(asked.join_s, asked.silence_s)
-    serve(asked.directory, asked.shard, asked.members, asked.bind, patience, ended.is_set)
+    sockets = made(asked.directory, asked.shard, asked.members, asked.bind, patience)
+    try:
+        sockets.serve(ended.is_set)
+    finally:
+        sockets.close()
 
 
 _BEGIN_WITHIN_S = 60.0

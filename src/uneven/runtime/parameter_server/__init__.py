@@ -11,6 +11,6 @@ from uneven.runtime.parameter_server.client import Client, Reply
 from uneven.runtime.parameter_server.connection import ZmqLine
 from uneven.runtime.parameter_server.pure.partition import PartitionTable, table_of
 from uneven.runtime.parameter_server.pure.roster import Patience
-from uneven.runtime.parameter_server.shard_host import ShardHost, Stored
+from uneven.runtime.parameter_server.shard_host import ShardHost
 
-__all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "Stored", "ZmqLine", "make_keys", "table_of"]
+__all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "ZmqLine", "make_keys", "table_of"]

@@ -4,7 +4,7 @@ until SIGTERM."""
 from functools import partial
 
 from uneven.runtime.messages.process import run_shard
-from uneven.runtime.parameter_server.shard_host import serve
+from uneven.runtime.parameter_server.shard_host import sockets_of
 
 if __name__ == "__main__":
-    run_shard("uneven.runtime.parameter_server", serve, growing=partial(serve, growing=True))
+    run_shard("uneven.runtime.parameter_server", sockets_of, growing=partial(sockets_of, growing=True))

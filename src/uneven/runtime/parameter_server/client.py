@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class Client:
         """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy."""
         if not scale > 0:
             raise ConfigError(f"scale={scale}: give a number above 0")
-        return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
+        return self._update(Kind.PUSH, step + 1, scale, arrays, extra=clock + 1, version=int(1e3 * self.timeout_s))
 
     def pull(self, clock: int = 0) -> "Reply":
         """Request the parameters after every worker has finished ``clock`` steps, with this worker's pushes so far."""
@@ -143,7 +143,7 @@ class Client:
         # A rejected update also cancels the requests after it. The lock keeps the two together, or only the gradient
         # would be cancelled.
         with self._changed:
-            self._start(Kind.GRADIENT, step, weight, packed, quorum)
+            self._start(Kind.GRADIENT, step, weight, packed, extra=quorum)
             return self.mean(step)
 
     def movement(
@@ -157,7 +157,7 @@ class Client:
         """
         if not weight > 0:
             raise ConfigError(f"weight={weight}: give a number above 0")
-        return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
+        return self._update(Kind.MOVEMENT, step + 1, weight, arrays, extra=quorum, momentum=momentum, grace=grace)
 
     def kept(self, wanted: Sequence[Array] = ()) -> "Reply":
         """Request the velocity of the outer steps, shaped like the copy; before the first step, ``wanted`` sets it."""
@@ -238,49 +238,20 @@ class Client:
             if self._error is not None and not done():
                 raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
 
-    def _update(
-        self,
-        kind: Kind,
-        clock: int,
-        value: float,
-        arrays: Sequence[Array],
-        extra: int = 0,
-        wait_ms: int = 0,
-        momentum: float = 0.0,
-        grace: float = 0.0,
-    ) -> "Reply":
+    def _update(self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], **more: Any) -> "Reply":
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
-        return self._start(kind, clock, value, packed, extra, wait_ms, momentum, grace)
+        return self._start(kind, clock, value, packed, **more)
 
     def _ask(self, kind: Kind, clock: int, value: float) -> "Reply":
         return self._start(kind, clock, value, dict.fromkeys(self._used, ()))
 
-    def _start(
-        self,
-        kind: Kind,
-        clock: int,
-        value: float,
-        packed: dict[int, Vector],
-        extra: int = 0,
-        wait_ms: int = 0,
-        momentum: float = 0.0,
-        grace: float = 0.0,
-    ) -> "Reply":
+    def _start(self, kind: Kind, clock: int, value: float, packed: dict[int, Vector], **more: Any) -> "Reply":
+        """Send a request to each shard; ``more`` are further fields of its message."""
         reply = Reply(self, kind, clock, packed, value)
         with self._changed:
             for shard, link in self._links.items():
-                vector = packed[shard]
-                number, out = link.request(
-                    kind,
-                    clock=clock,
-                    value=value,
-                    extra=extra,
-                    version=wait_ms,
-                    vector=vector,
-                    momentum=momentum,
-                    grace=grace,
-                )
+                number, out = link.request(kind, clock=clock, value=value, vector=packed[shard], **more)
                 self._replies[shard, number] = reply
                 reply.numbers[shard] = number
                 self.line.post(shard, out)

@@ -2,25 +2,15 @@
 uneven.runtime.parameter_server``)."""
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
 
 from uneven.runtime.messages.sockets import LOOPBACK, ShardSockets, ShardThread
 from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
-from uneven.runtime.parameter_server.pure.wire import Vector, encode
+from uneven.runtime.parameter_server.pure.wire import encode
 
-__all__ = ["LOOPBACK", "ShardHost", "Stored", "serve"]
-
-
-class Stored(NamedTuple):
-    """A snapshot of a shard, for tests and inspection."""
-
-    version: int
-    vector: Vector
-    least_clock: int
-    counts: dict[str, int]
+__all__ = ["LOOPBACK", "ShardHost", "sockets_of"]
 
 
 class ShardHost(ShardThread):
@@ -47,36 +37,16 @@ class ShardHost(ShardThread):
         patience: Patience | None = None,
         growing: bool = False,
     ) -> None:
-        self._shard = _shard(range(members) if ranks is None else ranks, patience or Patience(), growing)
-        super().__init__(ShardSockets(directory, shard, bind, self._shard, encode), f"uneven-shard-{shard}")
-
-    def stored(self) -> Stored:
-        """Return its present state. The vector is the shard's own; a shard never changes a vector in place."""
-        shard = self._shard
-        return Stored(shard.version, shard.vector, shard.least_clock, dict(shard.counts))
-
-    def here(self, rank: int) -> bool | None:
-        """Return whether a message of a worker has come recently; None before the first."""
-        return self._shard.here(rank)
+        self.shard = _shard(range(members) if ranks is None else ranks, patience or Patience(), growing)
+        super().__init__(ShardSockets(directory, shard, bind, self.shard, encode), f"uneven-shard-{shard}")
 
 
-def serve(
-    directory: Path,
-    shard: int,
-    members: int,
-    bind: str,
-    patience: Patience,
-    ended: Callable[[], bool],
-    *,
-    growing: bool = False,
-) -> None:
-    """Run a shard until ``ended`` returns True. Arguments and errors as of :class:`ShardHost` and
+def sockets_of(
+    directory: Path, shard: int, members: int, bind: str, patience: Patience, *, growing: bool = False
+) -> ShardSockets:
+    """Return the sockets of a shard. Arguments and errors as of :class:`ShardHost` and
     :class:`uneven.runtime.parameter_server.pure.shard.Shard`."""
-    sockets = ShardSockets(directory, shard, bind, _shard(range(members), patience, growing), encode)
-    try:
-        sockets.serve(ended)
-    finally:
-        sockets.close()
+    return ShardSockets(directory, shard, bind, _shard(range(members), patience, growing), encode)
 
 
 def _shard(members: Collection[int], patience: Patience, growing: bool = False) -> Shard:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import zmq
 
+from support.parameter_server import Stored
 from uneven.errors import ConfigError, PeerError
 from uneven.runtime.messages.keys import CLIENT_KEY, SERVER_KEY, client_keys, publish
 from uneven.runtime.parameter_server import Client, Patience, ShardHost, ZmqLine, make_keys, table_of
@@ -64,7 +65,7 @@ def dealer(address: str, public: str = "", secret: str = "", other: str = "") ->
 def test_a_stranger_gets_nothing_and_changes_nothing(directory: Path, shard: ShardHost, who: str) -> None:
     one = client(directory)
     one.pull().result()
-    before = shard.stored()
+    before = Stored.of(shard.shard)
     keys: tuple[str, ...] = ()
     if who != "without keys":
         other = (
@@ -76,10 +77,10 @@ def test_a_stranger_gets_nothing_and_changes_nothing(directory: Path, shard: Sha
             vector = (marked()[0],) if kind is Kind.PUSH else ()
             size = {"table": TABLE.fingerprint, "elements": 64}
             stranger.send_multipart(encode(Message(kind=kind, number=9, sequence=1, value=1.0, vector=vector, **size)))
-        while not shard.stored().counts.get("strangers"):
+        while not Stored.of(shard.shard).counts.get("strangers"):
             time.sleep(0.01)
         assert not stranger.poll(50)
-    after = shard.stored()
+    after = Stored.of(shard.shard)
     one.close()
     assert (after.vector is before.vector, after.version) == (True, before.version)
 
@@ -167,12 +168,12 @@ def test_a_shard_outlives_what_a_member_may_send(directory: Path, shard: ShardHo
     with dealer(shard.endpoint, keys.public, keys.secret, keys.other) as member:
         for frames in malformed(3, 500):
             member.send_multipart(frames or [b""])
-        while sum(shard.stored().counts.values()) < 480:  # the rest is of another life, and asked who it is
+        while sum(Stored.of(shard.shard).counts.values()) < 480:  # the rest is of another life, and asked who it is
             time.sleep(0.01)
         one = client(directory)
         one.push(0, marked()).result()
         one.close()
-    assert shard.stored().counts["applied"] == 1
+    assert Stored.of(shard.shard).counts["applied"] == 1
 
 
 def test_keys_are_for_their_owner_alone_and_for_one_run(directory: Path) -> None:
@@ -254,5 +255,5 @@ def test_a_worker_that_dies_is_not_waited_for(directory: Path) -> None:
         both[1].close(leave=False)
         both[0].push(4, marked(), scale=1e-3)
         assert both[0].pull(5).result().version == 2
-        assert host.stored().counts["left"] >= 1  # on a busy machine the other may seem to be silent too
+        assert Stored.of(host.shard).counts["left"] >= 1  # on a busy machine the other may seem to be silent too
         both[0].close()

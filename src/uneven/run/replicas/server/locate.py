@@ -102,8 +102,8 @@ def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float, party:
     limit_s = time.monotonic() + timeout_s
     others = [rank for rank in shutdown.others if rank in party or not party]
     while others:
-        others = [rank for rank in others if not shutdown.is_done(rank) and host.here(rank) is not False]
-        if not any(host.here(rank) for rank in others) and time.monotonic() > limit_s:
+        others = [rank for rank in others if not shutdown.is_done(rank) and host.shard.here(rank) is not False]
+        if not any(host.shard.here(rank) for rank in others) and time.monotonic() > limit_s:
             return
         time.sleep(_LOOK_S if others else 0.0)
 

@@ -9,6 +9,7 @@ its state, the newest of these copies becomes the state again, and the workers s
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from uneven.runtime.parameter_server.pure import vectors
 from uneven.runtime.parameter_server.pure.wire import CHANGING, Entry, Kind, Message, Refusal, Vector
@@ -65,18 +66,10 @@ class Link:
     _known: bool = False  # True once a shard has welcomed it
 
     def request(
-        self,
-        kind: Kind,
-        *,
-        clock: int,
-        value: float,
-        extra: int = 0,
-        version: int = 0,
-        vector: Vector = (),
-        momentum: float = 0.0,
-        grace: float = 0.0,
+        self, kind: Kind, *, clock: int, value: float, extra: int = 0, vector: Vector = (), **more: Any
     ) -> tuple[int, list[Message]]:
-        """Create a request. Return its number, and the messages to send now: none before a shard's welcome."""
+        """Create a request, with ``more`` fields of its message. Return its number, and the messages to send now: none
+        before a shard's welcome."""
         self._numbers += 1
         if kind is Kind.MEET:
             self.met = clock
@@ -92,16 +85,14 @@ class Link:
             number=self._numbers,
             sequence=self._sequence,
             clock=clock,
-            version=version,
             life=self.life,
             value=value,
             extra=extra,
-            momentum=momentum,
-            grace=grace,
             table=self.table,
             dtype=self.dtype,
             elements=self.elements if vector else 0,
             vector=vector,
+            **more,
         )
         self.waiting[self._numbers] = message
         if changing:
