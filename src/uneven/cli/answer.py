@@ -2,13 +2,18 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from uneven.cli.options import option
+from uneven.policy.core.printable import printable
+
+if TYPE_CHECKING:
+    from uneven.fleet import Result
+    from uneven.search import SearchResult
 
 
 class Form(StrEnum):
@@ -24,6 +29,20 @@ Format = Annotated[Form, option("text|json", "Form of the answer. JSON is alone 
 def write(answer: Any) -> None:
     """Print an answer as JSON in one line; NaN and infinities become ``null``."""
     print(json.dumps(plain(answer), allow_nan=False), flush=True)
+
+
+def results(
+    result: "Result | SearchResult", rows: dict[str, Any], form: Form, report: Path | None, tools: Sequence[Any] = ()
+) -> None:
+    """Print the result of a fleet or a search, in JSON with its ``rows``; write its page, and log it to ``tools``."""
+    if form is Form.JSON:
+        write({"directory": result.directory, "metric": result.metric, "failed": len(result.failed), **rows})
+    else:
+        print(printable(str(result)))
+    if report is not None:
+        result.report(report)
+    for tool in tools:
+        result.track(tool)
 
 
 def plain(value: Any) -> Any:

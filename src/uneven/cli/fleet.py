@@ -13,7 +13,6 @@ from uneven.errors import ConfigError
 from uneven.fleet.pure.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
 from uneven.policy.core.printable import printable
-from uneven.runtime.installed import need
 from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
@@ -67,9 +66,7 @@ def run(
     from uneven import fleet
     from uneven.fleet import ensemble_file
 
-    tools = trackers(log_to)  # a missing tool raises before the training
-    if report is not None:
-        need("report", "plotly")
+    tools = trackers(log_to, report)  # a missing tool raises before the training
     asked, where = ensemble_file.read(file), _folder(file, run_dir)
     options = fleet.Options(batch_rule=batch_rule, timeout_s=step_timeout)
     try:
@@ -78,9 +75,7 @@ def run(
         typer.echo("\nstopped; the same command continues after the last finished pass", err=True)
         # 128 + SIGINT, as shells report it.
         raise typer.Exit(130) from None
-    _show(result, report, form)
-    for tool in tools:
-        result.track(tool)
+    answer.results(result, {"members": result.table}, form, report, tools)
     if result.failed:
         typer.echo(printable(_failures(result)), err=True)
         raise typer.Exit(1)
@@ -103,29 +98,17 @@ def show(file: File, run_dir: FolderOf = None, report: Page = None, form: answer
     from uneven.fleet.engine.fleet_state import STATE, load
     from uneven.runtime.jobs.begun import folder_for
 
-    if report is not None:
-        need("report", "plotly")
+    trackers(None, report)
     ensemble = ensemble_file.read(file)
     folder = folder_for(_folder(file, run_dir), "fleet", code_in(ensemble))
     if not (folder / STATE).is_file():
         raise ConfigError(f"{folder} has no run of {file}: start one with `uneven fleet run {file}`")
-    _show(Result(ensemble, load(folder, asked_for(ensemble, Options())), folder), report, form)
+    result = Result(ensemble, load(folder, asked_for(ensemble, Options())), folder)
+    answer.results(result, {"members": result.table}, form, report)
 
 
 def _folder(file: Path, run_dir: Path | None) -> Path | str:
     return DefaultFolder(f"runs/{file.stem}") if run_dir is None else run_dir
-
-
-def _show(result: "Result", report: Path | None, form: answer.Form) -> None:
-    if form is answer.Form.JSON:
-        failed = len(result.failed)
-        answer.write(
-            {"directory": result.directory, "metric": result.metric, "failed": failed, "members": result.table}
-        )
-    else:
-        print(printable(str(result)))
-    if report is not None:
-        result.report(report)
 
 
 def _failures(result: "Result") -> str:

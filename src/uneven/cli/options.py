@@ -12,6 +12,7 @@ import typer
 
 from uneven.cli import complete
 from uneven.cli.help import BALANCERS, POLICIES, PREDICTORS
+from uneven.runtime.installed import need
 
 if TYPE_CHECKING:
     from uneven.journal.report.track import Tracker
@@ -189,11 +190,14 @@ LogTo = Annotated[
 ]
 
 
-def trackers(log_to: list[str] | None) -> "list[Tracker]":
-    """Return the tools that ``--log-to`` names."""
+def trackers(log_to: list[str] | None, report: Path | None = None) -> "list[Tracker]":
+    """Return the tools that ``--log-to`` names. Raises ConfigError if one is missing, or plotly for a report."""
     from uneven.journal.report.track import tracker
 
-    return [tracker(one) for one in log_to or ()]
+    tools = [tracker(one) for one in log_to or ()]
+    if report is not None:
+        need("report", "plotly")
+    return tools
 
 
 # Options of commands that simulate: simulate and plan. Their meanings differ, so each command has its own text.

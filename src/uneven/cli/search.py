@@ -12,7 +12,6 @@ from uneven.cli.help import group, verb
 from uneven.cli.options import Devices, Engine, FolderOf, LogTo, Page, argument, devices_named, option, trackers
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
-from uneven.runtime.installed import need
 from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
@@ -56,14 +55,10 @@ def run(
       uneven search run search.toml --devices 4 --report search.html
       uneven search run wider.toml --warm-start runs/search
     """
-    tools = trackers(log_to)  # a missing tool raises before the search
-    if report is not None:
-        need("report", "plotly")
+    tools = trackers(log_to, report)  # a missing tool raises before the search
     more = {"trials": trials, "warm_start": warm_start, "directory": run_dir}
     result = _searched(file, devices_named(devices), engine, more)
-    _show(result, report, form)
-    for tool in tools:
-        result.track(tool)
+    answer.results(result, {"trials": result.rows}, form, report, tools)
     if result.failed:
         typer.echo("error: some trials failed; the table gives the reasons", err=True)
         raise typer.Exit(1)
@@ -84,13 +79,9 @@ def show(run: Folder, report: Page = None, log_to: LogTo = None, form: answer.Fo
     from uneven.search import SearchResult
     from uneven.search.warm_start import reopened
 
-    tools = trackers(log_to)
-    if report is not None:
-        need("report", "plotly")
+    tools = trackers(log_to, report)
     result = SearchResult(reopened(run).core, run)
-    _show(result, report, form)
-    for tool in tools:
-        result.track(tool)
+    answer.results(result, {"trials": result.rows}, form, report, tools)
 
 
 @verb(app, "stop")
@@ -181,16 +172,6 @@ def _searched(file: Path, devices: str | int | list[str], engine: str, more: dic
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command continues the search", err=True)
         raise typer.Exit(130) from None
-
-
-def _show(result: "SearchResult", report: Path | None, form: answer.Form) -> None:
-    if form is answer.Form.JSON:
-        terms = {"directory": result.directory, "metric": result.metric}
-        answer.write({**terms, "failed": len(result.failed), "trials": result.rows})
-    else:
-        print(printable(str(result)))
-    if report is not None:
-        result.report(report)
 
 
 def _send(run: Path, command: str, trial: int, changes: dict[str, Any]) -> None:

@@ -59,16 +59,20 @@ def read(path: Path) -> Ensemble:
         return Ensemble(members=made, **options)
 
 
-def _document(path: Path) -> dict[str, dict[str, Any]]:
+def document_at(path: Path, tables: tuple[str, str]) -> dict[str, Any]:
+    """Return the file's contents. Raises `ConfigError` if it cannot be read; the message names the ``tables``."""
     with access(f"read {path}"):
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise ConfigError(
-                f"no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
-            ) from None
-    found = document(data, str(path))
-    for name in (tables := ("ensemble", "members")):
+            wanted = " and ".join(f"[{table}]" for table in tables)
+            raise ConfigError(f"no file {path}: give the path of a TOML file with the tables {wanted}") from None
+    return document(data, str(path))
+
+
+def _document(path: Path) -> dict[str, dict[str, Any]]:
+    found = document_at(path, tables := ("ensemble", "members"))
+    for name in tables:
         if not isinstance(one := found.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} is {shown(one)}: give a table that begins with [{name}]")
     known(found, tables, f"table in {path}")

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, UnknownNameError, access
-from uneven.fleet.ensemble_file import Made, Named, named
-from uneven.policy.core.tables import convert, document, hints, items, known, located, required, shown, table, text
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.fleet.ensemble_file import Made, Named, document_at, named
+from uneven.policy.core.tables import convert, hints, items, known, located, required, shown, table, text
 from uneven.search.pure.space import Domain, Plain, choice, grid, integer, loguniform, uniform
 from uneven.search.search_spec import SearchOptions
 
@@ -64,16 +64,9 @@ def read(path: Path) -> dict[str, Any]:
     Raises `ConfigError` if the file cannot be read or names something that does not exist. An unknown table, key or
     kind raises `UnknownNameError`, which offers the nearest name.
     """
-    with access(f"read {path}"):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise ConfigError(
-                f"no file {path}: give the path of a TOML file with the tables [search] and [space]"
-            ) from None
-    found = document(data, str(path))
+    found = document_at(path, tables := ("search", "space"))
     with located(str(path)):
-        known(found, ("search", "space"))
+        known(found, tables)
         asked = table(required(found, "search"))
         for key in _OPTIONS:
             if key in asked:

@@ -181,11 +181,6 @@ class Feed:
         self._hand_out()
 
     @property
-    def each_per_s(self) -> float:
-        """The samples that one preprocessor makes per second of processor time; NaN before the first chunk."""
-        return self._each_per_s
-
-    @property
     def processes(self) -> tuple[int, ...]:
         return tuple(maker.pid for maker in self._makers.values())
 

@@ -17,6 +17,7 @@ from uneven.cluster.pure.simulate import (
     simulate,
     streamed,
 )
+from uneven.cluster.pure.simulate.tally import ratio
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Exchange, Moment
 from uneven.policy.core.records import LineRecord, Record, StepRecord
@@ -223,12 +224,12 @@ class _Counter(Arithmetic):
         end_s = outcome.ended_at_s
         return Figures(
             workers=workers,
-            samples_per_s=_ratio(sum(one.samples for one in workers), end_s),
-            limit_per_s=_ratio(math.fsum(one.speed_per_s * one.present_s for one in workers), end_s),
+            samples_per_s=ratio(sum(one.samples for one in workers), end_s),
+            limit_per_s=ratio(math.fsum(one.speed_per_s * one.present_s for one in workers), end_s),
             iteration_s=outcome.iteration_s,
             wait_share=outcome.wait_share if waits else 0.0,
-            communicate_share=_ratio(talk_s, time_s),
-            steps_apart=_ratio(sum(one.steps for one in workers), self._aside),
+            communicate_share=ratio(talk_s, time_s),
+            steps_apart=ratio(sum(one.steps for one in workers), self._aside),
             ended_at_s=end_s,
             own=outcome.own,
             sent_bytes=self._sent_bytes,
@@ -237,7 +238,3 @@ class _Counter(Arithmetic):
 
 def _without_waiting(worker: WorkerOutcome) -> WorkerOutcome:
     return replace(worker, wait_share=0.0, communicate_share=worker.communicate_share + worker.wait_share)
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else 0.0

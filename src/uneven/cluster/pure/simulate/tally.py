@@ -119,13 +119,13 @@ class Tally:
         workers = tuple(self._worker(rank, sums, clocks[rank], end_s) for rank, sums in sorted(self._workers.items()))
         time_s = math.fsum(sums.compute_s + sums.exchange_s for sums in self._workers.values())
         wait_s = math.fsum(self._wait_s(sums) for sums in self._workers.values())
-        rates = [_ratio(worker.samples, worker.present_s) for worker in workers]
+        rates = [ratio(worker.samples, worker.present_s) for worker in workers]
         return Outcome(
             iterations=len(ends_s),
             iteration_s=float(np.median(durations_s)) if len(ends_s) else math.nan,
             p90_s=float(np.quantile(durations_s, 0.9)) if len(ends_s) else math.nan,
             samples_per_s=math.fsum(rates),
-            wait_share=_ratio(wait_s, time_s),
+            wait_share=ratio(wait_s, time_s),
             ended_at_s=end_s,
             happened=happened + sum(sums.steps for sums in self._workers.values()),
             workers=workers,
@@ -144,12 +144,12 @@ class Tally:
             dropped=sums.dropped,
             samples=sums.samples,
             batch=sums.batch,
-            speed_per_s=_ratio(sums.samples, sums.counted_s),
-            step_s=_ratio(time_s, sums.steps),
+            speed_per_s=ratio(sums.samples, sums.counted_s),
+            step_s=ratio(time_s, sums.steps),
             late_rate_per_s=_late_rate(sums, end_s),
-            compute_share=_ratio(sums.compute_s, time_s),
-            wait_share=_ratio(wait_s, time_s),
-            communicate_share=_ratio(sums.exchange_s - wait_s, time_s),
+            compute_share=ratio(sums.compute_s, time_s),
+            wait_share=ratio(wait_s, time_s),
+            communicate_share=ratio(sums.exchange_s - wait_s, time_s),
             began_at_s=sums.began_s,
             ended_at_s=sums.ended_s,
         )
@@ -158,9 +158,9 @@ class Tally:
 def _late_rate(sums: _WorkerSums, end_s: float) -> float:
     middle_s = end_s / 2
     if sums.began_s < middle_s and sums.ended_s > 0.9 * end_s:
-        return _ratio(sums.steps - bisect_left(sums.ends_s, middle_s), sums.ended_s - middle_s)
-    return _ratio(sums.steps, sums.ended_s - sums.began_s)
+        return ratio(sums.steps - bisect_left(sums.ends_s, middle_s), sums.ended_s - middle_s)
+    return ratio(sums.steps, sums.ended_s - sums.began_s)
 
 
-def _ratio(above: float, below: float) -> float:
+def ratio(above: float, below: float) -> float:
     return above / below if below > 0 else 0.0

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -303,7 +304,8 @@ class EntriesExchange(UnsentMovement):
         with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
             if picked is None:
                 return self._values(party[0], clock, self._flat.size).dense()
-            others = Overlay(groups, self._rank, self._tell, self._by_rank).heard(picked, clock)
+            receive = partial(self._values, size=self._flat.size)
+            others = Overlay(groups, self._rank, self._tell, receive).heard(picked, clock)
             self._hand_on(others, clock)
         return others
 
@@ -313,9 +315,6 @@ class EntriesExchange(UnsentMovement):
             message = pack(sparse(others), clock)
             for rank in party[1:]:
                 self._tell(rank, message)
-
-    def _by_rank(self, rank: int, clock: int) -> Picked:
-        return self._values(rank, clock, self._flat.size)
 
     def catch_up(self) -> None:
         if self._clock >= 0 and not self._dropped():

@@ -2,7 +2,6 @@
 
 import math
 from bisect import insort
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -106,6 +105,3 @@ class StoppingAsha(Scheduler):
                 return Ruling(Move.STOP, f"not among the best 1/{self._factor:g} at rung {rung.milestone:g}")
             break
         return GO_ON
-
-    def gone(self, trial: int) -> Mapping[int, Ruling]:
-        return {}

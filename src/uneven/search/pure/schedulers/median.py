@@ -1,7 +1,6 @@
 """The median stopping rule, as in Ray."""
 
 import math
-from collections.abc import Mapping
 from statistics import fmean, median
 
 from uneven.errors import ConfigError
@@ -61,9 +60,6 @@ class MedianStopping(Scheduler):
         self._judged.add(trial)
         move = Move.STOP if self._hard else Move.PAUSE
         return Ruling(move, f"its best is behind the median of the others at {t:g}")
-
-    def gone(self, trial: int) -> Mapping[int, Ruling]:
-        return {}
 
     def _mean(self, rows: list[tuple[float, float]], upto: float) -> float:
         scores = [score for t, score in rows if self._grace <= t <= upto]
