@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from uneven.policy.core.plain import Count, Range, read
+from uneven.policy.core.records import MembershipRecord
 
 Members = tuple[int, ...]
 Meeting = Callable[[int, Members], tuple[Members, ...]]
@@ -154,3 +155,19 @@ def told(generation: Generation) -> str:
     """Return a text that names the workers that joined and left."""
     said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
     return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "no change of members"
+
+
+def record_of(new: Generation, rank: int, iteration: int, at_s: float, pause_s: float) -> MembershipRecord:
+    """Return the journal's record of a change, as worker ``rank`` sees it at ``at_s`` (Unix time)."""
+    return MembershipRecord(
+        rank=rank,
+        iteration=iteration,
+        at_s=at_s,
+        generation=new.number,
+        members=new.members,
+        came=tuple(sorted(map(int, new.came))),
+        left=new.left,
+        border=new.border,
+        pause_s=pause_s,
+        why=told(new),
+    )

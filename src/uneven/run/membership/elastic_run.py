@@ -19,7 +19,7 @@ from torch import nn
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.policy.control.reporter import Report
-from uneven.policy.core.membership import Generation, Meeting, Members, generation_of, told
+from uneven.policy.core.membership import Generation, Meeting, Members, generation_of, record_of
 from uneven.policy.core.records import MembershipRecord
 from uneven.policy.samples.order import Changing, Portion, SampleBook
 from uneven.policy.samples.requeued import RequeuedSamples
@@ -227,23 +227,10 @@ class ElasticRun:
         assert self._run is not None
         self._run.members_changed(generation)
         if generation.left or generation.came:
-            text = told(generation)
-            self._write(
-                MembershipRecord(
-                    rank=self.membership.worker,
-                    iteration=self._iteration,
-                    at_s=time.time(),
-                    generation=generation.number,
-                    members=generation.members,
-                    came=tuple(sorted(map(int, generation.came))),
-                    left=generation.left,
-                    border=generation.border,
-                    pause_s=pause_s,
-                    why=text,
-                )
-            )
+            record = record_of(generation, self.membership.worker, self._iteration, time.time(), pause_s)
+            self._write(record)
             if self.membership.place == 0:
-                self._say(f"{text}; {len(generation.members)} workers continue with iteration {self._iteration}")
+                self._say(f"{record.why}; {len(generation.members)} workers continue with iteration {self._iteration}")
         if self.membership.worker in self.membership.donors(generation).values():
             self._admit(generation)
 

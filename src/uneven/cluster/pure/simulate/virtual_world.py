@@ -24,15 +24,13 @@ from uneven.errors import ConfigError, TrainingError
 from uneven.journal.pure.messages import END, PLAN, plan_message
 from uneven.policy.balance.balancer import Balancer
 from uneven.policy.control.step_plans import StepPlans
-from uneven.policy.core.membership import Generation, told
+from uneven.policy.core.membership import Generation, record_of
 from uneven.policy.core.pace import PACE
 from uneven.policy.core.records import (
     EventRecord,
     LineRecord,
-    MembershipRecord,
     Record,
     RunRecord,
-    SplitRecord,
     StepRecord,
 )
 from uneven.policy.core.registry import describe
@@ -125,7 +123,7 @@ def simulate(
         ConfigError: description, balancer and policy do not fit together.
         TrainingError: workers wait for each other forever, or virtual time has reached its end.
     """
-    return _World(scenario, sink or _nowhere, arithmetic or Arithmetic(), progress).play()
+    return _World(scenario, sink or (lambda record: None), arithmetic or Arithmetic(), progress).play()
 
 
 class _World:
@@ -163,7 +161,7 @@ class _World:
             most=lambda rank: spec.nodes[rank].memory_samples,
         )
         told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
-        shares = Shares(terms, history.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
+        shares = Shares(terms, history.newest, on_split=self._sink, on_complaint=self._complain, on_forecast=told)
         self._preconditioner = preconditioner = preconditioner_of(stage, spec)
         self._tables = tables = None if scenario.tables is None else VirtualTables(spec, scenario.tables)
         exchanges = VirtualExchanges(stage, preconditioner)
@@ -284,9 +282,6 @@ class _World:
         if worker.stop_at is None:
             self._tell(worker.rank, max(self._stage.newest, 0), END, "the run has ended")
 
-    def _split(self, split: SplitRecord) -> None:
-        self._sink(split)
-
     def _complain(self, rank: int, iteration: int, text: str) -> None:
         self._tell(rank, iteration, "bad-report", text)
 
@@ -295,21 +290,8 @@ class _World:
         self._sink(EventRecord(rank=rank, iteration=iteration, at_s=at_s, event=event, message=message))
 
     def _members_changed(self, new: Generation) -> None:
-        rank, pause_s = new.members[0], self._scenario.pause_s
-        self._sink(
-            MembershipRecord(
-                rank=rank,
-                iteration=max(self._stage.newest, 0),
-                at_s=self._stage.queue.now_s,
-                generation=new.number,
-                members=new.members,
-                came=tuple(sorted(map(int, new.came))),
-                left=new.left,
-                border=new.border,
-                pause_s=pause_s,
-                why=told(new),
-            )
-        )
+        iteration, at_s = max(self._stage.newest, 0), self._stage.queue.now_s
+        self._sink(record_of(new, new.members[0], iteration, at_s, self._scenario.pause_s))
 
     def _why_stuck(self, stuck: list[int]) -> str:
         workers, policy = self._stage.workers, describe(self._scenario.policy)
@@ -333,10 +315,6 @@ def _machine(scenario: Scenario, rank: int) -> Machine:
         report_work_s=spec.workload.report_core_s / min(1.0, node.cores),
         one_processor=scenario.one_processor,
     )
-
-
-def _nowhere(record: Record) -> None:
-    del record
 
 
 def streamed(scenario: Scenario) -> Scenario:
