@@ -17,8 +17,7 @@ from typing import Any
 
 from uneven.cluster.emulate import capabilities
 from uneven.cluster.emulate.emulated_workers import EmulatedWorkers
-from uneven.cluster.emulate.isolated import Isolated
-from uneven.cluster.emulate.machines import Machines
+from uneven.cluster.emulate.isolated import Isolated, Machines
 from uneven.cluster.emulate.pure.replay import Quantity, Setting
 from uneven.cluster.emulate.throttled import Throttled
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from uneven.cluster.emulate.machines import Machines
+from uneven.cluster.emulate.isolated import Machines
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command, Ending, Events, How

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from uneven.cluster.emulate import capabilities, emulation_state
 from uneven.cluster.emulate.emulated_workers import EmulatedWorkers
-from uneven.cluster.emulate.isolated import Isolated
-from uneven.cluster.emulate.machines import Machines
+from uneven.cluster.emulate.isolated import Isolated, Machines
 from uneven.cluster.emulate.pure import requirements
 from uneven.cluster.emulate.pure.replay import ON_LINKS, Happening, Replay, Setting, in_words
 from uneven.cluster.emulate.throttled import Throttled

@@ -11,11 +11,11 @@ from uneven.cluster.emulate import emulation_state
 from uneven.cluster.emulate.artificial_load import Rivals
 from uneven.cluster.emulate.cgroup import ControlGroups, Trees
 from uneven.cluster.emulate.enter import Task, command
-from uneven.cluster.emulate.machines import stop
 from uneven.cluster.emulate.netns import EmulatedNetwork, inside
 from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.replay import Direction, Quantity, Setting
 from uneven.cluster.emulate.pure.wiring import Wiring
+from uneven.cluster.emulate.throttled import Throttled, stop
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.runtime.jobs import Command, Events
 
@@ -23,8 +23,8 @@ MASTER_PORT = 29500  # torchrun's; always free in a private network
 
 
 class Isolated:
-    """The :class:`uneven.cluster.emulate.machines.Machines` of root; ``netem`` if the kernel can delay packets. Raises
-    LaunchError if the kernel or a tool fails, and removes everything."""
+    """The machines of root, one for each node; ``netem`` if the kernel can delay packets. Raises LaunchError if the
+    kernel or a tool fails, and removes everything. A node is identified by its index in the description."""
 
     def __init__(self, spec: ClusterSpec, trees: Trees, *, netem: bool) -> None:
         nodes = spec.nodes
@@ -58,9 +58,11 @@ class Isolated:
             self._stack.callback(rivals.close)
 
     def address(self, index: int) -> str:
+        """Return a node's address; None if all are on this machine's loopback."""
         return names.address(index)
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
+        """Return ``keep(address, port)`` of the rendezvous, called on the first node's link."""
         return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
     def start(
@@ -71,6 +73,7 @@ class Isolated:
         events: Events,
         ended: Callable[[Command], None] = lambda process: None,
     ) -> Command:
+        """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
         network = self._network.namespace(self._wiring.node(index))
         line = command(self._task(index, program, network))
         worker = Command(f"worker {index}", line, env=env, events=events, ended=ended, files=[network])
@@ -101,6 +104,7 @@ class Isolated:
             self._network.delay(line, setting.value)
 
     def lift(self, index: int) -> None:
+        """Remove the limits of a node's processor time."""
         stop(self._workers[index], False)
         self._groups.limit_cores(index, None)
         self._rivals[index].set(0.0)
@@ -109,9 +113,11 @@ class Isolated:
         self._groups.kill(index)
 
     def why_killed(self, index: int) -> str:
+        """Return why a worker was killed, if the machine knows; otherwise ""."""
         return "it needed more memory than its node's memory_bytes" if self._groups.killed_for_memory(index) else ""
 
     def broken(self) -> str:
+        """Return why the machines no longer work; "" while they do."""
         return self._network.broken()
 
     def close(self) -> None:
@@ -124,3 +130,6 @@ class Isolated:
     def _task(self, index: int, program: Sequence[str], network: int | None) -> Task:
         groups = tuple(map(str, self._groups.of(index)))
         return Task(program=tuple(program), groups=groups, network=network, hosts=self._hosts)
+
+
+Machines = Isolated | Throttled

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from uneven.cluster.emulate.machines import stop
 from uneven.cluster.emulate.ports import quiet_ports
 from uneven.cluster.emulate.pure.replay import Direction, Quantity, Setting
 from uneven.errors import ConfigError
@@ -16,10 +15,14 @@ from uneven.runtime.throttle.throttle import Throttle
 LEAST_CORES = 0.01  # the throttle does not support a share of 0
 
 
+def stop(worker: Command, stopped: bool) -> None:
+    """Stop or continue a worker and its descendants; no effect if it has ended."""
+    worker.signal(signal.SIGSTOP if stopped else signal.SIGCONT, group=True)
+
+
 class Throttled:
-    """The :class:`uneven.cluster.emulate.machines.Machines` of an ordinary user; supports shares of processor time
-    only. Raises
-    LaunchError if the throttle cannot be started."""
+    """The machines of an ordinary user, with the methods of :class:`uneven.cluster.emulate.isolated.Isolated`; supports
+    shares of processor time only. Raises LaunchError if the throttle cannot be started."""
 
     def __init__(self) -> None:
         self.how = "workers that are stopped and continued, as by an ordinary user"

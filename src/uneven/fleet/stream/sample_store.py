@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class Chunks:
 
 
 class KeptChunks:
-    """The engine's side of the chunks; see :class:`Store`.
+    """The engine's side of the chunks, with the methods of :class:`~uneven.fleet.stream.sample_ring.Ring`.
 
     This process owns the chunks, so they outlive their makers. A chunk lost with a machine is made again.
     """
@@ -114,10 +114,12 @@ class KeptChunks:
         return self._handle
 
     def keep(self, number: int, reference: Any) -> None:
+        """Record that a chunk was made; ``reference`` comes from its maker's ``made``."""
         self._times[number] = self._times.get(number, 0) + 1
         self._there[number] = self._times[number], reference
 
     def found(self, first: int, end: int) -> Told:
+        """Return what a reader needs to find the chunks ``first`` … ``end`` − 1."""
         return {number: self._there[number] for number in range(first, end) if number in self._there}
 
     def lost(self, number: int, times: int) -> bool:
@@ -129,6 +131,7 @@ class KeptChunks:
         return True
 
     def drop(self, below: int) -> None:
+        """Release the chunks below this one."""
         for held in (self._there, self._times):
             for number in [number for number in held if number < below]:
                 del held[number]
@@ -137,29 +140,7 @@ class KeptChunks:
         self._there.clear()
 
 
-class Store(Protocol):
-    """The memory for prepared samples on the engine's side; see :class:`~uneven.fleet.stream.sample_ring.Ring`."""
-
-    def handle(self, *, writable: bool) -> Any:
-        """Return what another process needs to read or write the samples: an object with a method ``open(line)``."""
-
-    def keep(self, number: int, reference: Any) -> None:
-        """Record that a chunk was made; ``reference`` comes from its maker's ``made``."""
-
-    def found(self, first: int, end: int) -> Any:
-        """Return what a reader needs to find the chunks ``first`` … ``end`` − 1."""
-
-    def lost(self, number: int, reference: Any) -> bool:
-        """Return whether a chunk that a reader cannot find by this reference must be made again."""
-
-    def drop(self, below: int) -> None:
-        """Release the chunks below this one."""
-
-    def close(self) -> None:
-        """Release the memory. Idempotent."""
-
-
-def store_in(place: Place, layout: Layout, *, slots: int, chunk: int) -> Store:
+def store_in(place: Place, layout: Layout, *, slots: int, chunk: int) -> Ring | KeptChunks:
     """Return memory for ``slots`` chunks of ``chunk`` samples. Raises `ConfigError` if the memory is not available."""
     if place.shares_memory:
         return Ring(layout, slots=slots, chunk=chunk, writable=True)

@@ -12,9 +12,9 @@ The specification of LB-BSP recommends this form (§1.10); the paper says only t
 sample input stream.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ import numpy.typing as npt
 from uneven.errors import ConfigError
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
+
+if TYPE_CHECKING:
+    from uneven.policy.samples.requeued import RequeuedSamples
 
 # iteration → its shares, one per rank, adding up to the global batch
 SplitSource = Callable[[int], tuple[int, ...]]
@@ -149,19 +152,6 @@ class SampleBook(Protocol):
     ) -> int: ...
 
 
-class Changing(SampleBook, Protocol):
-    """The samples of an elastic run whose workers take the same steps; see
-    :class:`uneven.policy.samples.requeued.RequeuedSamples`."""
-
-    def start(self, cursor: Cursor) -> None: ...
-    def goes_on(self) -> bool: ...
-    def take(self, iteration: int, most: int) -> tuple[tuple[int, int], ...]: ...
-    def drawn(self, part: Portion) -> None: ...
-    def adopt(self, part: Portion) -> None: ...
-    def left(self, cursor: Cursor, unused: Iterable[Portion]) -> list[list[int]]: ...
-    def resume(self, cursor: Cursor, left: Iterable[Sequence[int]]) -> None: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class EpochPlan:
     """The division of an epoch into parts.
@@ -177,7 +167,7 @@ class EpochPlan:
     lower: int = 1
     drop_last: bool = False  # whether to leave out a last part smaller than the global batch
     settled: Callable[[], bool] = never
-    changing: Changing | None = None  # members and requeued samples of an elastic run; otherwise None
+    changing: "RequeuedSamples | None" = None  # members and requeued samples of an elastic run; otherwise None
 
     def walk(self, cursor: Cursor, length: int, ends: npt.NDArray[np.int64] | None = None) -> Iterator[Portion]:
         """Yield the parts from ``cursor`` to the end of an epoch of ``length`` samples.

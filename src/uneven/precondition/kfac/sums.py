@@ -1,14 +1,15 @@
 """Flat sums of second moments, from which a layer's factors are computed.
 
-Each class stores as few numbers as it needs. It is linear, so sums of several workers or steps may be added before
-:meth:`squares` builds the matrices, all of one kind in one call.
+Each class stores as few numbers as it needs, in a flat buffer of the length ``numbers``. ``add`` adds ``weight`` Σ v vᵀ
+over all vectors v in ``seen``; with a bias, a 1 is appended to each. It is linear, so sums of several workers or steps
+may be added before ``squares`` builds the matrices, all of one kind in one call: shape (k, side, side) from (k,
+numbers). ``side`` includes the column of ones. The matrices may share memory.
 """
 
 import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +17,6 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 _STRIP = 96  # rows of a symmetric matrix per product, so that about half of it is skipped
-
-
-class Sums(Protocol):
-    """A sum of second moments."""
-
-    side: int  # n of the square matrix, including the column of ones
-    numbers: int  # length of the flat buffer
-
-    def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """Add ``weight`` Σ v vᵀ over all vectors v in ``seen`` (n, ...) to ``flat``; with a bias, append a 1 to
-        each."""
-
-    def squares(self, flat: Tensor) -> Tensor:
-        """Return the matrices, shape (k, side, side), of k such sums, shape (k, numbers); they may share memory."""
 
 
 class RowSums:
@@ -170,6 +157,9 @@ class AutoSums:
         pixels = torch.cat(parts[3:6], 1).view(k, 9, c).transpose(0, 1)
         edge = _assembled(pixels, _borders(flat.device)).permute(1, 2, 0).reshape(k, 9 * c)
         return _bordered(inner, torch.cat([edge, parts[6]], 1))
+
+
+Sums = RowSums | PatchSums | PixelSums | AutoSums
 
 
 def _bordered(inner: Tensor, edge: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -80,10 +80,3 @@ def leave(context: Context) -> None:
     """Close the context of a session that was dropped without ``close``, or at the end of the program."""
     context.connection.dropped = not program_ends()  # mid-program it must not wait for the others
     context.close()
-
-
-class ExchangeObserver(Protocol):
-    """Notified when the training waits for an exchange and when it continues; the meter implements it."""
-
-    def ready(self) -> None: ...
-    def done(self) -> None: ...

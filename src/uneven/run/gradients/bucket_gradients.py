@@ -26,17 +26,20 @@ from uneven.errors import TrainingError
 from uneven.policy.core.actions import Payload, StepPlan
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Meeting, Members
-from uneven.run.context.context import Context, ExchangeObserver
+from uneven.run.context.context import Context
 from uneven.run.gradients.accumulated import nothing_of
 from uneven.run.gradients.backward_start import on_entering
 from uneven.run.gradients.base import ExchangedSteps
 from uneven.run.gradients.replica_check import ReplicaCheck
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
-from uneven.run.lines.bucket_communicator import GradientCommunicator
+from uneven.run.lines.bucket_communicator import BucketCommunicator
 from uneven.run.lines.communicator import RoundPlace, RoundTensor
+from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.group_lines import ReducerGroup, sum_now
+from uneven.run.lines.staging import HostRounds
 from uneven.run.lines.traffic import Traffic
+from uneven.run.measure.meter import Meter
 from uneven.run.model.check import parts_called, unused_parameters
 from uneven.run.model.hooks import ModelHook
 
@@ -75,10 +78,10 @@ class BucketGradients(ExchangedSteps):
     """
 
     turn_now: Callable[[], BatchWeight | None]
-    observer: ExchangeObserver
+    observer: Meter
     on_nonfinite: Callable[[], None]
     traffic: Traffic
-    rounds: GradientCommunicator
+    rounds: BucketCommunicator | ElasticCommunicator | HostRounds
     group: Any
     members: Members | None
     groups: Callable[[], Meeting | None] | None = None

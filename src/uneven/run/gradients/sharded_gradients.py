@@ -23,7 +23,6 @@ from torch import nn
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Members
-from uneven.run.context.context import ExchangeObserver
 from uneven.run.gradients.backward_start import on_entering, weighted_on_entering
 from uneven.run.gradients.base import Gradients
 from uneven.run.gradients.statistics import BatchStatistics
@@ -32,6 +31,7 @@ from uneven.run.lines.group_lines import GatherWork, host_carries, scatter_sum, 
 from uneven.run.lines.in_step import closures_checked, is_still, refuse_held
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
+from uneven.run.measure.meter import Meter
 from uneven.run.model.check import shards_of
 from uneven.run.model.hooks import ModelHook
 
@@ -43,7 +43,7 @@ class ShardedGradients(Gradients):
     """The exchange of gradients of a sharded model."""
 
     turn_now: Callable[[], BatchWeight | None]
-    observer: ExchangeObserver
+    observer: Meter
     roll: RollCall
     on_nonfinite: Callable[[], None]
     traffic: Traffic

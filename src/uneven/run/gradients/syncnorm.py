@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from uneven.run.context.context import ExchangeObserver
+from uneven.run.measure.meter import Meter
 from uneven.run.model.hooks import ModelHook
 
 
@@ -21,7 +21,7 @@ class _LeaveLayer(torch.autograd.Function):
     """An identity before the layer, whose backward pass runs after the layer's."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: float, observer: ExchangeObserver) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, factor: float, observer: Meter) -> torch.Tensor:
         ctx.factor, ctx.observer = factor, observer
         return x.view_as(x)
 
@@ -34,7 +34,7 @@ class _LeaveLayer(torch.autograd.Function):
 class _Layer:
     """The weighting and timing of one layer's passes."""
 
-    def __init__(self, relative_weight: Callable[[], float], observer: ExchangeObserver) -> None:
+    def __init__(self, relative_weight: Callable[[], float], observer: Meter) -> None:
         self._relative_weight = relative_weight
         self._observer = observer
         self._last = False  # whether the backward pass ends here, because nothing below needs a gradient
@@ -72,7 +72,7 @@ class _Layer:
 def weigh_sync_batch_norm(
     model: nn.Module,
     relative_weight: Callable[[], float],
-    observer: ExchangeObserver,
+    observer: Meter,
     kind: type[nn.Module] = nn.SyncBatchNorm,
 ) -> list[RemovableHandle]:
     """Install on every ``SyncBatchNorm`` layer of ``model``; return the handles that remove it.

@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
-from uneven.run.lines.communicator import RoundPlace, RoundTensor, SummedInPlace, Weight, unscaled
+from uneven.run.lines.communicator import RoundPlace, SummedInPlace, Weight, unscaled
 from uneven.run.lines.control_words import BehindBucket, ControlWords
 from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.in_step import out_of_step
@@ -22,33 +22,14 @@ from uneven.run.lines.traffic import bytes_of_sum
 _KEPT = 16
 
 
-class GradientCommunicator(Protocol):
-    """A :class:`.communicator.Communicator` of gradients, which are many tensors in a round.
+class BucketCommunicator:
+    """Rounds of gradients, many tensors in each, on the process group of the workers that average.
 
     Attributes:
         in_place: whether sums replace the tensors. Otherwise they have other memory, as the tensors may be sent
             again after a loss.
         whole: whether all of a model's numbers travel in its rounds, and DDP exchanges nothing by itself.
     """
-
-    in_place: bool
-    whole: bool
-
-    def begin(self, place: RoundPlace) -> None: ...
-    def land(self, *, words: bool = False) -> Members: ...
-    def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
-        """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
-        Returns the words of each round; None if a worker had to wait for its device to read them."""
-
-    def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> RoundTensor:
-        """Send one tensor; ``into`` is memory of its size that holds the sum if it does not replace the tensor."""
-
-    def nonfinite(self) -> bool:
-        """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""
-
-
-class BucketCommunicator:
-    """Implements :class:`GradientCommunicator` on the process group of the workers that average."""
 
     in_place = True
     whole = False
@@ -69,6 +50,8 @@ class BucketCommunicator:
         self._flag: Any = None  # _nonfinite's memory as an array, which the host reads without torch's overhead
 
     def meet(self, device: torch.device, ends: Callable[[], None]) -> ControlWords | None:
+        """Prepare rounds of tensors on ``device``, on all workers; a round calls ``ends`` while this worker waits.
+        Returns the words of each round; None if a worker had to wait for its device to read them."""
         self._nonfinite, self._ends = torch.zeros(1, dtype=torch.float32, device=device), ends
         on_host = device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
@@ -80,6 +63,7 @@ class BucketCommunicator:
         self._at = place
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> SummedInPlace:
+        """Send one tensor; ``into`` is memory of its size that holds the sum if it does not replace the tensor."""
         factor = weight()
         if factor == 0.0:
             own.zero_()  # a padded batch: 0 · NaN would be NaN
@@ -128,6 +112,7 @@ class BucketCommunicator:
         return self._members
 
     def nonfinite(self) -> bool:
+        """Return whether a tensor held a NaN or an infinity that no piece shows; wait for the device."""
         if self._flag is not None or not self._nonfinite.item():
             return False
         self._nonfinite.zero_()

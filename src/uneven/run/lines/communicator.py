@@ -45,21 +45,9 @@ class RoundPlace(NamedTuple):
         return self.confirmed or self.groups is not None
 
 
-class RoundTensor(Protocol):
-    """One tensor of a round. ``take`` replaces it by its sum, after the round."""
-
-    fine: bool  # whether this worker's own tensors are finite, if their weight is not 0
-
-    @property
-    def sum(self) -> Tensor: ...  # in the shape of the tensor, after the round
-    @property
-    def sent_bytes(self) -> int: ...  # by this worker, computed from the shape of the exchange
-    def take(self) -> None: ...
-
-
 @dataclass(slots=True)
 class SummedInPlace:
-    """A tensor that its sum replaces; implements :class:`RoundTensor`."""
+    """A tensor of a round that its sum replaces; ``take`` does it in others, after the round."""
 
     own: Tensor
     sent_bytes: int = 0
@@ -89,7 +77,7 @@ class Communicator(Protocol):
     lonely: bool
 
     def begin(self, place: RoundPlace) -> None: ...
-    def add(self, own: Tensor, weight: Weight = unscaled) -> RoundTensor: ...
+    def add(self, own: Tensor, weight: Weight = unscaled) -> "RoundTensor": ...
     def land(self, *, words: bool = False) -> Members: ...
     def close(self) -> None: ...
 
@@ -164,3 +152,6 @@ class Contribution:
 
     def take(self) -> None:
         self.own.copy_(self.sum)
+
+
+RoundTensor = SummedInPlace | Contribution

@@ -19,7 +19,7 @@ repaired the same way, and all learn of it at one exchange. A member does not ke
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,35 +34,18 @@ from uneven.run.lines.in_step import out_of_step
 from uneven.run.lines.traffic import bytes_of_sum
 
 if TYPE_CHECKING:
+    from uneven.run.membership.elastic_run import ElasticRun
     from uneven.run.membership.generations import Membership
 
 _MOST_CIRCLES = 16  # process groups of some members that are kept, because the same ones meet again and again
 
 
-class RoundListener(Protocol):
-    """The elastic run; called in the thread of the round.
-
-    * ``flush``: before a round starts; apply the generations that start with it.
-    * ``announce``: return this member's announcement for the round.
-    * ``changed``: there is a new generation, already for this round if ``now``; the change began at ``began_s``
-      (monotonic).
-    * ``landed``: samples up to the iteration ``settles`` are used, those of ``contributors``, who summed in these
-      ``groups``, or all together if there are none.
-    * ``drawn``: return the last iteration whose samples were drawn.
-    """
-
-    def flush(self) -> None: ...
-    def announce(self) -> float: ...
-    def changed(self, generation: Generation, now: bool, began_s: float) -> None: ...
-    def landed(self, settles: int, contributors: Members, groups: tuple[Members, ...]) -> None: ...
-    def drawn(self) -> int: ...
-
-
 class ElasticCommunicator:
-    """The rounds of one worker among members that come and go; implements
-    :class:`.bucket_communicator.GradientCommunicator`.
+    """The rounds of one worker among members that come and go, with the methods of
+    :class:`.bucket_communicator.BucketCommunicator`.
 
     Args:
+        listener: called in the thread of the round.
         report_length: numbers in a row of a report.
 
     Attributes:
@@ -73,7 +56,7 @@ class ElasticCommunicator:
     lonely = whole = True
     in_place = False
 
-    def __init__(self, membership: "Membership", listener: RoundListener, *, report_length: int) -> None:
+    def __init__(self, membership: "Membership", listener: "ElasticRun", *, report_length: int) -> None:
         self.membership = membership
         self.circle: AbortableGroup | None = None  # the process group of this generation
         self.exchanges = self.by = 0
@@ -97,7 +80,7 @@ class ElasticCommunicator:
         self.at = at
 
     def add(self, own: Tensor, weight: Weight = unscaled, *, into: Tensor | None = None) -> Contribution:
-        """Start the sum of one tensor; see :class:`.bucket_communicator.GradientCommunicator`.
+        """Start the sum of one tensor; see :class:`.bucket_communicator.BucketCommunicator`.
         The sum has the memory ``into`` only if the exchange is confirmed, and other memory after a loss."""
         piece = Contribution(own, weight, own if into is None else into, kept=into is None)
         if into is None:

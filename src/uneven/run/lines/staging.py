@@ -20,7 +20,8 @@ from uneven.run.lines.control_words import ControlWords
 from uneven.run.lines.line import Carrier, Work
 
 if TYPE_CHECKING:
-    from uneven.run.lines.bucket_communicator import GradientCommunicator
+    from uneven.run.lines.bucket_communicator import BucketCommunicator
+    from uneven.run.lines.elastic_communicator import ElasticCommunicator
 
 _PINNED = ("cuda", "xpu")  # devices that copy from and to pinned memory while they compute
 
@@ -123,7 +124,7 @@ class _Bucket:
 
 
 class HostRounds:
-    """Rounds of gradients through host memory; implements :class:`.bucket_communicator.GradientCommunicator`.
+    """Rounds of gradients through host memory, with the methods of :class:`.bucket_communicator.BucketCommunicator`.
 
     A bucket is copied while the backward pass continues. Its exchange begins once the copy is complete. Each further
     bucket tests that, and the end of the pass waits for it, while the device still computes.
@@ -134,7 +135,7 @@ class HostRounds:
 
     in_place = whole = True
 
-    def __init__(self, rounds: "GradientCommunicator") -> None:
+    def __init__(self, rounds: "BucketCommunicator | ElasticCommunicator") -> None:
         self._rounds = rounds
         self._buckets: list[_Bucket] = []  # of this round, then those of the last one that have no successor yet
         self._added = self._begun = 0  # in this round

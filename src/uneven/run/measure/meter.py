@@ -19,43 +19,31 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 Mark = Any  # made by a clock, which only this clock can read
 
 
-class Clock(Protocol):
-    """Marks points in the work issued so far."""
-
-    def mark(self) -> Mark:
-        """Return a mark at this point."""
-
-    def glance(self) -> Mark:
-        """Return a mark without processor time, which is the more expensive half."""
-
-    def passed(self, mark: Mark) -> bool:
-        """Return whether the work before the mark is done, so that durations up to it can be read."""
-
-    def between(self, earlier: Mark, later: Mark) -> tuple[float, float]:
-        """Return the seconds between two passed marks, and the processor seconds of this process (all threads)
-        between them: 0 if a device cannot measure them, NaN if one mark is a glance."""
-
-
 class HostClock:
-    """The host's clock. A mark is the time and the processor time."""
+    """The host's clock. A mark is a point in the work issued so far: the time and the processor time."""
 
     def mark(self) -> tuple[float, float]:
+        """Return a mark at this point."""
         return time.perf_counter(), time.process_time()
 
     def glance(self) -> tuple[float, float]:
+        """Return a mark without processor time, which is the more expensive half."""
         return time.perf_counter(), math.nan  # for processor time the kernel looks at every thread of the process
 
     def passed(self, mark: tuple[float, float]) -> bool:
+        """Return whether the work before the mark is done, so that durations up to it can be read."""
         return True
 
     def between(self, earlier: tuple[float, float], later: tuple[float, float]) -> tuple[float, float]:
+        """Return the seconds between two passed marks, and the processor seconds of this process (all threads)
+        between them; NaN if one mark is a glance."""
         return later[0] - earlier[0], later[1] - earlier[1]
 
 
@@ -90,6 +78,9 @@ class DeviceClock:
     def between(self, earlier: torch.Event, later: torch.Event) -> tuple[float, float]:
         """Return the device time, and 0 because exchanges between devices need no processor time."""
         return earlier.elapsed_time(later) / 1e3, 0.0
+
+
+Clock = HostClock | DeviceClock
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -7,13 +7,16 @@ All workers make the same rounds in the same order, so a round can be repaired. 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from uneven.policy.core.membership import Generation, Members
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.control_words import IDLE, JOIN_PENDING, LEAVING, NONE
 from uneven.run.membership.elastic_run import LOOK_S, ElasticRun
 from uneven.runtime.membership_board import NEWS
+
+if TYPE_CHECKING:
+    from uneven.run.replicas.replica_sync import ReplicaSync
 
 
 class AgreedMembers(ElasticRun):
@@ -91,17 +94,6 @@ class AgreedMembers(ElasticRun):
             self.membership.part_company(self.rounds.serve)
 
 
-class Merging(Protocol):
-    """The merges that this worker makes in the background."""
-
-    @property
-    def idle(self) -> bool:
-        """True if no merge is under way; raises TrainingError if one has failed."""
-
-    def merge(self) -> None:
-        """Start a merge of all that this worker has learnt, if none is under way."""
-
-
 class BackgroundMembers(AgreedMembers):
     """An elastic run whose replicas are merged by a background thread during the training.
 
@@ -113,7 +105,7 @@ class BackgroundMembers(AgreedMembers):
     """
 
     aside = True
-    merging: Merging  # once there is a model
+    merging: "ReplicaSync"  # once there is a model
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)

@@ -21,9 +21,8 @@ from uneven.journal import LEFT
 from uneven.policy.control.reporter import Report
 from uneven.policy.core.membership import Generation, Meeting, Members, generation_of, record_of
 from uneven.policy.core.records import MembershipRecord
-from uneven.policy.samples.order import Changing, Portion, SampleBook
+from uneven.policy.samples.order import Portion, SampleBook
 from uneven.policy.samples.requeued import RequeuedSamples
-from uneven.run.context.participants import ChangingRun
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.control_words import JOIN_PENDING, NONE
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
@@ -33,6 +32,7 @@ from uneven.run.model.check import travelling
 
 if TYPE_CHECKING:
     from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
+    from uneven.run.step.membership_hooks import MembershipHooks
 
 _EVERY_S = 1.0
 
@@ -72,12 +72,20 @@ class LeftRun(SystemExit):
 
 
 class ElasticRun:
-    """The elastic run of one worker; implements :class:`.participants.Participants`.
+    """The elastic run of one worker.
 
     Attributes:
+        place: this worker's position among the members.
+        generation: the number of earlier changes of members.
+        most: the largest number of workers that the run may have at a time.
+        changes: whether workers may leave and join.
+        alone: whether this worker is the only one, and no other can join.
+        joins_later: whether this worker was not there at the start.
         returned: the requeued samples of a run whose workers take the same steps.
         claims: the leases of a run whose workers take samples asynchronously.
-        book: the one of these two that is in use.
+        book: the one of these two that is in use: the record of who has which samples.
+        changing: the same object if all workers take the same steps; otherwise None.
+        counted: returns the samples of an iteration that count for all workers together.
         leaving: whether this worker leaves after its step.
     """
 
@@ -102,7 +110,7 @@ class ElasticRun:
         # makes all rounds of this worker
         self.rounds = ElasticCommunicator(membership, self, report_length=len(Report._fields))
         self.leaving = False
-        self._run: ChangingRun | None = None
+        self._run: MembershipHooks | None = None
         self._model: nn.Module | None = None
         self._others: tuple[Any, ...] = ()  # optimizers first; all with state_dict and load_state_dict
         self._versions: list[int] = []  # of the parameters when this worker received them as a newcomer
@@ -131,7 +139,7 @@ class ElasticRun:
         return self.membership.generation.number
 
     @property
-    def changing(self) -> Changing | None:
+    def changing(self) -> RequeuedSamples | None:
         return self.returned if self.book is self.returned else None
 
     @property
@@ -142,10 +150,12 @@ class ElasticRun:
         """Let workers take samples asynchronously, before the first batch."""
         self.book = self.claims = claims
 
-    def bind(self, run: ChangingRun) -> None:
+    def bind(self, run: "MembershipHooks") -> None:
+        """Connect the training loop, once."""
         self._run = run
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
+        """Remember the model and the user's other objects whose state a newcomer needs."""
         self._model, self._others = model, tuple(others)
 
     def meet(self, model: nn.Module, frozen: str) -> None:
@@ -167,9 +177,11 @@ class ElasticRun:
             raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
 
     def leave(self) -> None:
+        """Leave after the step under way."""
         self.leaving = True
 
     def heed(self, notice: Callable[[], float | None]) -> None:
+        """Leave when ``notice`` returns the seconds that are left."""
         self._watches.append(PreemptionNotice(notice, self._goes))
 
     def _goes(self, left_s: float) -> None:
@@ -186,12 +198,16 @@ class ElasticRun:
         self.leaving = True
 
     def announce(self) -> float:
+        """Return this member's announcement for the round that starts."""
         return JOIN_PENDING if self.membership.somebody_asks else NONE
 
     def drawn(self) -> int:
+        """Return the last iteration whose samples were drawn."""
         return self.returned.newest
 
     def landed(self, settles: int, contributors: Members, groups: tuple[Members, ...]) -> None:
+        """Count samples up to the iteration ``settles`` as used: those of ``contributors``, who summed in these
+        ``groups``, or all together if there are none."""
         self.returned.exchanged(settles, contributors, groups)
 
     def spoken_for(self, iteration: int) -> float:
@@ -206,9 +222,11 @@ class ElasticRun:
         return self.membership.worker == next(one for one in party if one in there)
 
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        """Take a new generation, already for this round if ``now``; the change began at ``began_s`` (monotonic)."""
         self._queue.append((generation, time.monotonic() - began_s, {}))
 
     def flush(self) -> None:
+        """Apply the generations that start with the next round."""
         self.take_up()
 
     def take_up(self, exchanging: int = -1) -> None:
@@ -250,9 +268,11 @@ class ElasticRun:
             self._versions = []
 
     def step_over(self) -> None:
+        """Change members between two steps, if this was announced. Ends the program if this worker leaves."""
         raise NotImplementedError
 
     def pass_over(self) -> None:
+        """Learn, at the end of a pass over an epoch, which samples are requeued in that epoch."""
         assert self._run is not None
         self._run.settle()
         self.flush()

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -24,39 +24,23 @@ from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.membership.elastic_run import ElasticRun
 from uneven.runtime.membership_board import DEAD
 
+if TYPE_CHECKING:
+    from uneven.run.replicas.replica_sync import ReplicaSync
+    from uneven.runtime.parameter_server import Reply
+
 _CLOSING = "closing"  # written by the first worker that reaches the end of the run
 
 
-class Removal(Protocol):
-    """The removal of a failed worker from its keepers: when ``done``, ``clock`` is its last update that all of them
-    have."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def clock(self) -> int: ...
-
-
-class Keeper(Protocol):
-    """The object that stores the updates of all workers, such as the client of a parameter server."""
-
-    def remove_member(self, worker: int) -> Removal | None:
-        """Remove a failed worker: no worker waits for it, and its further updates are rejected.
-
-        Returns immediately; None if this worker is not connected to the keeper yet.
-        """
-
-    def settle(self) -> None:
-        """Send it all updates that this worker has not sent yet."""
-
-
 class FollowedMembers(ElasticRun):
-    """An elastic run whose workers send their updates to a keeper."""
+    """An elastic run whose workers send their updates to a keeper.
+
+    Attributes:
+        keeper: sends this worker's updates, and removes failed workers from the shards; None until there is one.
+    """
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        self.keeper: Keeper | None = None  # once there is one
+        self.keeper: ReplicaSync | None = None
         self._met = False
         self._news = -1
         self._closing = False
@@ -65,7 +49,7 @@ class FollowedMembers(ElasticRun):
         self._served: dict[str, str] = {}
         self._removed = threading.Lock()
         self._gone: set[int] = set()
-        self._removals: dict[int, Removal | None] = {}  # whose last update is not known yet
+        self._removals: dict[int, Reply | None] = {}  # whose last update is not known yet
 
     def meet(self, model: nn.Module, frozen: str) -> None:
         """Form the founders' group and drop it, because they make no further exchanges."""

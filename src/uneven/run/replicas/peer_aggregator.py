@@ -4,9 +4,9 @@ Each of the two has its own line, because two threads must never share a process
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from uneven.policy.samples.order import Portion
 from uneven.policy.sync import EvaluationModel, SyncPolicy, refused
 from uneven.run.lines.communicator import RoundPlace, VectorLine, unscaled
 from uneven.run.membership.agreed import BackgroundMembers
+from uneven.run.membership.elastic_run import ElasticRun
 from uneven.run.replicas.aggregator import Aggregator, Place
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.merge_state import same_policy
@@ -62,17 +63,6 @@ class StepPosition(NamedTuple):
         return 2 * self.clock + self.shows
 
 
-class ChangingParties(Protocol):
-    """The parties of workers that leave and join, for one of them.
-
-    * ``spoken_for``: return the samples up to an iteration that this worker represents in its party.
-    * ``leads``: return whether it is the first of its party that is left among those that meet.
-    """
-
-    def spoken_for(self, iteration: int) -> float: ...
-    def leads(self, parties: Sequence[Members], meeting: Meeting | None) -> bool: ...
-
-
 class PeerAggregator(Aggregator):
     """One worker's exchanges with the others, of whole vectors and of picked entries.
 
@@ -91,7 +81,7 @@ class PeerAggregator(Aggregator):
         lines: PeerLines,
         *,
         shadowed: bool = False,
-        changing: ChangingParties | None = None,
+        changing: ElasticRun | None = None,
         entries: UnsentMovement | None = None,
     ) -> None:
         self.shadowed = self.rests = shadowed

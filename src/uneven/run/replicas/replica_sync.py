@@ -18,7 +18,7 @@ from uneven.policy.core.membership import Meeting, Members
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.samples.order import Portion, Portions
 from uneven.policy.sync import EvaluationModel
-from uneven.run.context.context import ExchangeObserver
+from uneven.run.measure.meter import Meter
 from uneven.run.replicas.aggregator import Aggregator
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven.run.replicas.merge_state import taken
@@ -49,7 +49,7 @@ class ReplicaSync(NoSync):
         aggregator: Aggregator,
         thread: BackgroundThread,
         *,
-        observer: ExchangeObserver,
+        observer: Meter,
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
         barrier: EvaluationBarrier | None = None,

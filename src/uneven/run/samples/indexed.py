@@ -4,30 +4,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker
 
 from uneven.errors import DataError
-from uneven.policy.samples.order import Changing, Cursor, EpochPlan, Portion
+from uneven.policy.samples.order import Cursor, EpochPlan, Portion
 from uneven.policy.samples.paced import PacedSampler
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.policy.samples.sample_costs import SampleCosts
 from uneven.run.samples.sampled import EpochOrders, seeded
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import packed
 from uneven.run.samples.stream_fingerprint import spread, spread_samples
-
-
-class Sampler(Protocol):
-    """Draws the indices of one rank's batches; torch iterates over it once per epoch."""
-
-    drawn: deque[Portion]  # parts drawn by torch, not yet yielded
-
-    def start(self, cursor: Cursor) -> None:
-        """Forget drawn parts; the next pass starts at ``cursor``."""
-
-    def __iter__(self) -> Iterator[list[int]]: ...
 
 
 class IndexedSource(BatchSource):
@@ -38,7 +28,7 @@ class IndexedSource(BatchSource):
         dataset: Any,
         *,
         orders: EpochOrders,  # those that `sampler` draws from
-        sampler: Sampler,
+        sampler: "PlannedSampler | PacedSampler",
         alike: str,  # fingerprint of the samples' costs
         options: Mapping[str, Any],  # keywords for torch's `DataLoader`
         ahead: int = 0,  # batches that are read before they are yielded, in addition to those of reader processes
@@ -92,7 +82,7 @@ class IndexedSource(BatchSource):
         if isinstance(self._sampler, PlannedSampler):
             self._sampler.adopt(parts)
 
-    def come_again(self, changing: Changing) -> None:
+    def come_again(self, changing: RequeuedSamples) -> None:
         assert isinstance(self._sampler, PlannedSampler)
         self._sampler.come_again(changing)
 
@@ -188,11 +178,12 @@ class PlannedSampler:
         """Start the next pass with parts that the others drew before this worker joined."""
         self._ahead = parts
 
-    def come_again(self, changing: Changing) -> None:
+    def come_again(self, changing: RequeuedSamples) -> None:
         """Requeue samples of workers that were lost before a resume."""
         self._plan.changing = changing
 
     def start(self, cursor: Cursor) -> None:
+        """Forget drawn parts; the next pass starts at ``cursor``."""
         self._cursor = cursor
         self.drawn.clear()
         if self._plan.changing is not None:

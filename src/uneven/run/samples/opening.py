@@ -10,11 +10,12 @@ from typing import Any, TypedDict, cast
 import torch
 
 from uneven.errors import DataError, UnknownNameError
-from uneven.policy.samples.order import Changing, EpochPlan, Portion, SampleBook, SplitSource, never
+from uneven.policy.samples.order import EpochPlan, Portion, SampleBook, SplitSource, never
 from uneven.policy.samples.paced import PacedSampler, Positions
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.policy.samples.sample_costs import SampleCosts
 from uneven.policy.samples.supply import SampleCounter
-from uneven.run.samples.indexed import IndexedSource, PlannedSampler, Sampler
+from uneven.run.samples.indexed import IndexedSource, PlannedSampler
 from uneven.run.samples.sampled import EpochOrders, SampledOrders, check_samplers
 from uneven.run.samples.sharded_files import Shards, ShardSource
 from uneven.run.samples.source import BatchSource
@@ -121,7 +122,7 @@ class Division:
     settled: Callable[[], bool] = never  # returns whether no further split will be decided
     counter: SampleCounter | None = None  # of all ranks that take samples asynchronously; otherwise None
     book: SampleBook | None = None  # of an elastic run; otherwise None
-    changing: Changing | None = None  # the same, if all take the same steps; otherwise None
+    changing: RequeuedSamples | None = None  # the same, if all take the same steps; otherwise None
 
     def plan(self, asked: LoaderOptions) -> EpochPlan:
         return EpochPlan(
@@ -192,7 +193,9 @@ def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: 
     return _read(asked, orders, planned, alike)
 
 
-def _read(asked: LoaderOptions, orders: EpochOrders, sampler: Sampler, alike: str) -> IndexedSource:
+def _read(
+    asked: LoaderOptions, orders: EpochOrders, sampler: PlannedSampler | PacedSampler, alike: str
+) -> IndexedSource:
     return IndexedSource(
         asked.dataset,
         orders=orders,

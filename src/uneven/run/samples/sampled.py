@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,8 @@ Indices = npt.NDArray[np.int64]
 _DRAWS_KEPT = 2**20  # draws with replacement from which on they are computed on demand
 
 
-class EpochOrder(Protocol):
-    """The index of the sample at every position of an epoch: an array, or an object that computes it."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, positions: Any) -> Any: ...
+EpochOrder = Indices | KeyedOrder | KeyedDraws
+"""The index of the sample at every position of an epoch."""
 
 
 class EpochOrders:

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from uneven.errors import CheckpointError, DataError, TrainingError
 from uneven.policy.core.plain import Count, loading, read
-from uneven.policy.samples.order import Changing, Cursor, Portion
+from uneven.policy.samples.order import Cursor, Portion
+from uneven.policy.samples.requeued import RequeuedSamples
 
 
 class DrawnSteps:
@@ -27,7 +28,7 @@ class DrawnSteps:
         rank: int,
         *,
         adds_up: bool = False,  # whether every worker takes a fixed number in each step, so that X is their sum
-        changing: Changing | None = None,
+        changing: RequeuedSamples | None = None,
         enter: Callable[[], None] | None = None,
     ) -> None:
         self.batch_size = batch_size

@@ -19,7 +19,7 @@ from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import Outlook, SyncPolicy, asks_ahead, by_server, first_plans, in_groups
-from uneven.run.context.context import Context, ExchangeObserver
+from uneven.run.context.context import Context
 from uneven.run.context.participants import FixedMembers, Participants
 from uneven.run.context.scribe import Scribe
 from uneven.run.gradients.base import Gradients, unless_scaled
@@ -35,6 +35,7 @@ from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.lines.group_communicator import GroupCommunicator
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.staging import HostRounds
+from uneven.run.measure.meter import Meter
 from uneven.run.membership.agreed import AgreedMembers, BackgroundMembers
 from uneven.run.membership.elastic_connection import ElasticConnection, connect_elastic
 from uneven.run.membership.elastic_run import ElasticRun
@@ -134,9 +135,7 @@ def _by_server(context: Context) -> bool:
     return by_server(context.policy, context.members, context.sites)
 
 
-def exchanging(
-    context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
-) -> NoSync:
+def exchanging(context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: Meter) -> NoSync:
     """Make the exchanges other than those of gradients; every rank calls it at the same time.
 
     Raises ConfigError if the model has layers that synchronize all workers, or a server shard cannot be reached.
@@ -372,7 +371,7 @@ def gradients_by(
     context: Context,
     out: Outlook,
     counting: PassCounts,
-    observer: ExchangeObserver,
+    observer: Meter,
     agreement: NoSync,
     model: nn.Module,
     *,

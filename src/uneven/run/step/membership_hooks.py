@@ -11,16 +11,18 @@ from uneven.run.step.loop import StepLoop
 
 
 class MembershipHooks:
-    """Implements :class:`uneven.run.context.participants.ChangingRun` for a loop."""
+    """The methods of a training loop that are called when members change."""
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
 
     @property
     def apart(self) -> bool:
+        """True if replicas have taken steps that are not merged yet."""
         return self._loop.model.agreement.apart
 
     def settle(self) -> None:
+        """Merge the steps that are not merged yet."""
         self._loop.model.agreement.settle()
 
     def members_changed(self, generation: Generation) -> None:
@@ -29,9 +31,11 @@ class MembershipHooks:
         self._loop.reports.members_changed(generation)
 
     def introduction(self) -> dict[str, Any]:
+        """Return the facts that the others need before this worker joins, as plain data."""
         return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
 
     def transferred(self) -> Sequence[tuple[str, Transferable]]:
+        """Return the objects whose state a newcomer takes over, with names, in the order of taking over."""
         loop = self._loop
         # Parts and agreement load their state for the new members, so the loop must know these first.
         objects: list[tuple[str, Transferable]] = [("loop", self), ("reports", loop.reports), ("parts", loop.callbacks)]

@@ -72,7 +72,16 @@ def _started_s(process: int) -> float:
 
 class Local(Events):
     """The :class:`~uneven.runtime.jobs.executor.Place` of this machine. No device is ever lost, and processes share
-    them."""
+    them.
+
+    Attributes:
+        devices: torch's names in the process that uses it; elsewhere a device is its index here.
+        address: this machine's address for every process.
+        shares_memory: whether processes can map the same memory; otherwise they have an
+            :class:`~uneven.runtime.jobs.executor.ObjectLine`.
+        shares_devices: whether several processes may take turns on a device.
+        room_bytes: the capacity of a machine's store of large objects.
+    """
 
     address = "127.0.0.1"
     shares_memory = shares_devices = True
@@ -85,6 +94,7 @@ class Local(Events):
         self._imported = imported
 
     def enter(self, directory: Path) -> None:
+        """Prepare to work in this directory; raise ConfigError if it cannot be used from every device."""
         sweep(directory)  # temporary files of an earlier, killed run
 
     def start(
@@ -97,15 +107,23 @@ class Local(Events):
         ended: Callable[[Any], None],
         device: int | None = None,
     ) -> Child:
+        """Call ``target`` with its end of a connection and the arguments, in a separate process.
+
+        ``heard`` gets the process and each of its messages, ``ended`` the process after its end, unless this program
+        has waited for it. Raises ConfigError if the arguments cannot be sent.
+        """
         return Child(self, name, target, arguments, heard=heard, ended=ended, imported=self._imported)
 
     def seat(self, device: int) -> int:
+        """Return the group of a device: processes on devices of one group are interchangeable."""
         return 0
 
     def nodes(self, devices: Sequence[int]) -> list[list[int]]:
+        """Return the devices grouped by machine."""
         return [list(devices)]
 
     def gone(self) -> frozenset[int]:
+        """Return the devices that were lost with their machine."""
         return frozenset()
 
 

@@ -13,29 +13,14 @@
     ==================  ==============================  =====================================================
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from uneven.runtime.jobs.command import Process
-from uneven.runtime.jobs.heartbeat import Silence
-
-
-class Linked(Process, Protocol):
-    """A process with a connection to this one; it has the :class:`ProcessLine` at the other end."""
-
-    at: str
-
-    @property
-    def quiet_s(self) -> float:
-        """The seconds since its last message, see :class:`~uneven.runtime.jobs.heartbeat.Watched`."""
-
-    @property
-    def silence(self) -> Silence:
-        """The same, with its last reported position."""
-
-    def send(self, message: Any) -> None: ...
+if TYPE_CHECKING:
+    from uneven.runtime.jobs.call import Child
+    from uneven.runtime.jobs.engines import Local
+    from uneven.runtime.jobs.ray import Actor, Cluster
 
 
 class ProcessLine(Protocol):
@@ -71,48 +56,8 @@ class LargeObject:
     value: Any
 
 
-class Place(Protocol):
-    """A set of devices on which processes run."""
+Linked = Union["Child", "Actor"]
+"""A process with a connection to this one; it has the :class:`ProcessLine` at the other end."""
 
-    devices: tuple[str, ...]  # torch's names in the process that uses it; elsewhere a device is its index here
-    cores: int
-    address: str  # this machine's address for every process
-    shares_memory: bool  # processes can map the same memory; otherwise they have an :class:`ObjectLine`
-    shares_devices: bool  # several processes may take turns on a device
-
-    @property
-    def room_bytes(self) -> float:
-        """The capacity of a machine's store of large objects."""
-
-    def enter(self, directory: Path) -> None:
-        """Prepare to work in this directory; raise ConfigError if it cannot be used from every device."""
-
-    def start(
-        self,
-        name: str,
-        target: Callable[..., None],
-        arguments: tuple[Any, ...],
-        *,
-        heard: Callable[[Any, Any], None],
-        ended: Callable[[Any], None],
-        device: int | None = None,
-    ) -> Linked:
-        """Call ``target`` with its end of a connection and the arguments, in a separate process.
-
-        ``heard`` gets the process and each of its messages, ``ended`` the process after its end, unless this program
-        has waited for it. Raises ConfigError if the arguments cannot be sent.
-        """
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for events and deliver them."""
-
-    def seat(self, device: int) -> int:
-        """Return the group of a device: processes on devices of one group are interchangeable."""
-
-    def nodes(self, devices: Sequence[int]) -> list[list[int]]:
-        """Return the devices grouped by machine."""
-
-    def gone(self) -> frozenset[int]:
-        """Return the devices that were lost with their machine."""
-
-    def close(self) -> None: ...
+Place = Union["Local", "Cluster"]
+"""A set of devices on which processes run."""
