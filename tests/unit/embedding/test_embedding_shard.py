@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,6 +209,28 @@ def test_rows_that_are_not_here_are_refused(bags: Bags, reason: Refusal) -> None
     asked = TableMessage(kind=Say.LOOKUP, life=1, number=9, table=shards.specs[0].fingerprint, bags=(bags,))
     _, (answer,) = shard.take(encode(asked), 0.0)
     assert (answer.kind, answer.number, answer.text) == (Say.REFUSED, 9, reason.value)
+
+
+ZEROS, NAN, ROWS = np.zeros(4, np.int32), np.array([0, np.nan], np.float32), np.zeros((2, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("sent", "counted"),
+    [
+        (message(kind=Say.WRITE, bags=(Bags(0, 4, 2, ZEROS, 2, values=ROWS),)), Refusal.BYTES.value),
+        (message(kind=Say.LOOKUP, bags=(Bags(0, 4, 0, ZEROS[:0], 1 << 31),)), Refusal.BYTES.value),
+        (message(bags=(Bags(0, 4, 2, ZEROS[:2], 1, None, NAN, ROWS),)), Refusal.VALUE.value),
+        (message(sequence=2, number=(1 << 64) - 1), "gaps"),
+    ],
+)
+def test_an_odd_message_is_counted_and_ends_nothing(sent: TableMessage, counted: str) -> None:
+    shards = MemoryShards(1)
+    shards.client()
+    (shard,), before = shards.shards, tables(shards)
+    _, answers = shard.take(encode(replace(sent, table=shards.specs[0].fingerprint)), 0.0)
+    assert all(decode(encode(one)).number in (5, sent.number) for one in answers)
+    assert shard.counts[counted] == 1
+    assert all(np.array_equal(one, other) for one, other in zip(before, tables(shards), strict=True))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1, 2]", '["{}", [[0, 0, 1]]]', '["nothing", []]', "[" * 100_000])

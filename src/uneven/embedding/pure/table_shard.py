@@ -19,7 +19,7 @@ from uneven.embedding.pure.narrow_rows import NarrowRows
 from uneven.embedding.pure.row_cache import UNCOUNTED, Slots
 from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels, finite
 from uneven.embedding.pure.shard_tables import Holding, ShardSpec, StoredRows
-from uneven.embedding.pure.table_wire import CHANGING, READER, READING, Say, TableMessage, decode
+from uneven.embedding.pure.table_wire import CHANGING, LAST_NUMBER, READER, READING, Say, TableMessage, decode
 from uneven.errors import CheckpointError, ConfigError
 from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.wire import Refusal, Refused
@@ -313,7 +313,7 @@ class TableShard:
         if m.sequence > trainer.sequence + 1:
             self.counts["gaps"] += 1
             # number + 1: the worker resends everything older than that, so this update as well.
-            return [replace(self._to(m, Say.PONG, sequence=trainer.sequence), number=m.number + 1)]
+            return [replace(self._to(m, Say.PONG, sequence=trainer.sequence), number=min(m.number + 1, LAST_NUMBER))]
         trainer.sequence = m.sequence  # even if it is rejected below: it must not be sent again
         given = [self._given(one, holding) for one in m.bags]  # all are checked before any row changes
         optimizer = holding.spec.tables.optimizer
@@ -339,11 +339,11 @@ class TableShard:
         return []
 
     def _given(self, one: Bags, holding: Holding) -> Any:
-        """Return the values (bags, dim) float32; raise :class:`Refused` for NaN or a missing row."""
+        """Return the values (bags, dim) float32; raise :class:`Refused` for NaN, also as a weight, or a missing row."""
         self._group(one, holding)
         assert one.values is not None
         values = self.kernels.whole(one.values)
-        if not finite(values):
+        if not (finite(values) and (one.weights is None or finite(one.weights))):
             self.counts["nonfinite"] += 1
             raise Refused(Refusal.VALUE)
         return values

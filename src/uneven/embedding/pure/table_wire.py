@@ -30,6 +30,7 @@ VERSION = 3
 MOST_GROUPS = 1 << 12
 MOST_NUMBERS = 1 << 30  # in one array: a malformed entry must not allocate all memory
 MOST_TEXT = 1 << 22
+LAST_NUMBER = (1 << 64) - 1  # of a message
 
 _HEADER = struct.Struct("<4sHBBIIQQQQQQQIII")
 _ENTRY = struct.Struct("<IIQQII")
@@ -246,10 +247,10 @@ def _one(kind: Say, fields: tuple[int, ...], frames: _Arrays) -> Bags:
     if flags > 127 or values not in (0, *_VALUES) or bool(values) != with_values:
         raise Refused(Refusal.DTYPE)
     # 19: lengths, weights or wide ids
-    if not width or max(ids, count * max(width, 1)) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 19)):
+    if not width or max(ids, each, count * width) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 19)):
         raise Refused(Refusal.BYTES)
     ragged = bool(flags & _LENGTHS)
-    if with_ids and (ragged == bool(each) or (not ragged and ids != count * each)):
+    if with_ids and (ragged == bool(each) or (not ragged and ids != count * each) or (kind is Say.WRITE and each != 1)):
         raise Refused(Refusal.BYTES)
     wanted = _array(frames, ids, np.dtype("<i8" if flags & _WIDE else "<i4")) if with_ids else None
     lengths = _array(frames, count, np.dtype("<i4")) if ragged else None
