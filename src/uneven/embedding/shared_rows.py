@@ -177,11 +177,12 @@ class SharedReader:
         self.lookups = self.read = 0
         return found
 
-    def reserve(self, bags: Sequence[Bags]) -> int | None:
-        """Return a place in the region for the arrays of these bags, or None if it is full or they must be sent."""
-        if self.sequence < self.sent:
+    def reserve(self, bags: Sequence[Bags], done: int) -> int | None:
+        """Return a place in the region for the arrays of these bags, or None if it is full or they must be sent.
+
+        Places of the updates up to ``done`` are free: the link keeps them no longer."""
+        if done < self.sent:
             return None
-        done = self.sequence
         self._held = {place: one for place, one in self._held.items() if one[1] > done}
         sizes = [_head(bags), *(one.nbytes for one in arrays_of(bags))]
         size = sum(-(-one // CACHE_LINE) * CACHE_LINE for one in sizes)

@@ -100,8 +100,9 @@ class TableClient:
             with self._changed:
                 reader = self._readers.get(shard)
                 if reader is not None:
-                    self._links[shard].note(reader.sequence)
-                place = None if reader is None else reader.reserve(bags)
+                place = None
+                    self._links[shard].note(done := reader.sequence)
+                    place = reader.reserve(bags, done)
             if reader is not None and place is not None:
                 bags = reader.put(bags, place)
             else:  # kept until it has arrived, while torch may use the gradient's memory again

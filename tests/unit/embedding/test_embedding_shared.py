@@ -154,6 +154,19 @@ def test_a_worker_that_died_is_followed_by_another_of_its_rank() -> None:
 def test_a_lookup_whose_own_update_is_under_way_asks_for_it() -> None:
     shards = MemoryShards(1, share=True)
     client = shards.client()
+def test_a_late_welcome_does_not_count_updates_again() -> None:
+    shards = MemoryShards(1, share=True)
+    client, (shard,) = shards.client(), shards.shards
+    _, (welcome,) = shard.take(encode(client._links[0]._hello()), 0.0)
+    for number in range(4):
+        asked = client.ask(shards.router.route(shards.features([1])))
+        client.give(asked, np.ones_like(asked.values()))
+        shards.take_posts(0)
+        if number == 2:  # the memory has told of two updates
+            client.received(0, welcome)
+    assert (shard.counts["applied"], shard.counts["repeated"]) == (4, 1)
+
+
     held: list[TableMessage] = []
     shards.loses = lambda m: m.kind is Say.GRADIENT and (held.append(m) or len(held) == 1)
     kinds = sent(client)

@@ -84,13 +84,13 @@ class TableLink:
         return [], [(m.number, m)]
 
     def _welcomed(self, m: TableMessage) -> list[TableMessage]:
-        again, before = self._last > 0, self._last
-        self._last = self.life = m.life
+        before, self._last, self.life = self._last, m.life, m.life
         self.version = m.version
-        if again and m.life != before:  # the same life again only answers a repeated greeting
+        new = m.life != before  # the same life again only answers a repeated greeting, perhaps late
+        if new and before:
             self.restarts += 1
             self.lost += max(0, self._applied - m.sequence)
-        if not again or m.sequence < self._applied:
+        if new and (not before or m.sequence < self._applied):
             # The shard accepts only consecutive updates: renumber the kept ones from its last one.
             kept = list(self.kept.values())
             self.sequence = m.sequence + len(kept)
