@@ -1,6 +1,7 @@
 """One worker's access to the tables: the servers of its run, or shard threads in a single-process run."""
 
 import math
+import os
 import threading
 import time
 import weakref
@@ -76,9 +77,16 @@ class TableAccess:
 
     @property
     def client(self) -> TableClient:
-        """The client; the first access connects it, or raises :class:`ConfigError` if workers have no servers."""
+        """The client; the first access connects it. Raises :class:`ConfigError` if workers have no servers, and in a
+        process that was forked later: both would write into the same shared memory."""
         with self._opening:
-            return self._client or self._open()
+            found = self._client or self._open()
+        if os.getpid() != found.pid:
+            raise ConfigError(
+                f"process {os.getpid()} was forked from process {found.pid}, whose tables were open: use the tables in "
+                "that process alone"
+            )
+        return found
 
     def ask(self, ids: Any, *, learning: bool) -> AskedRows:
         """Request a batch's rows, or return the request that :meth:`ahead` made for the same ids."""
@@ -148,6 +156,7 @@ class TableAccess:
             self._client = None
             self._ahead.clear()
         self._closing()
+        self._hosts.clear()  # and with them the rows
 
     def _open(self) -> TableClient:
         world = discover()

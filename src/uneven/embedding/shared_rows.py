@@ -4,8 +4,8 @@
 
     rows       of each group that does not grow; only the shard can write them
     state      life of the shard, updates in the rows, last update of each worker; only the shard writes it
-    regions    one for each worker, who writes its gradients there
-    posts      a pipe for the places of gradients; the thread that trains writes into it, and wakes the shard alone
+    regions    a part for each worker, who writes its gradients there
+    posts      a pipe for the places of gradients; the thread that trains writes into it, which wakes the shard
 
 A row may be read while the shard writes it, as in Hogwild. The state is written after the rows, and read before them.
 So a worker that finds its last update in the state finds it in the rows.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import psutil
 
 from uneven.embedding.kernels import kernels
-from uneven.embedding.pure.row_optimizers import CACHE_LINE, Bags, Floats, Kernels
+from uneven.embedding.pure.row_optimizers import CACHE_LINE, Bags, Floats, Kernels, zeros
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_wire import (
     ENTRY_BYTES,
@@ -56,32 +56,33 @@ class SharedShard:
         self._numbers[0] = life
         self.fd, self._posts = os.pipe()
         os.set_blocking(self.fd, False)
-        self._end = weakref.finalize(self, _closed, self.fd, self._posts)
+        for one in (self.fd, self._posts):
+            weakref.finalize(self, os.close, one)
         self._rows: dict[int, SharedMemory] = {}
-        self._regions: dict[int, SharedMemory] = {}
+        # One memory for all workers: each has two descriptors, and a process may be limited to 1024.
+        self._regions = SharedMemory("uneven-regions", members * _REGION_BYTES)
 
     def rows(self, group: int, rows: int, dim: int) -> Floats:
-        """Return zeros of shape (rows, dim), aligned to a cache line. Raises MemoryError if they do not fit."""
-        if 4 * rows * dim > psutil.virtual_memory().total:  # the system would allow it, and end the process later
-            raise MemoryError(f"{rows} rows of {dim} numbers")
-        self._rows[group] = SharedMemory("uneven-rows", 4 * rows * dim, read_only=True)
+        """Return zeros of shape (rows, dim), aligned to a cache line; not shared if no descriptor is left. Raises
+        MemoryError if they do not fit."""
+        try:
+            if 4 * rows * dim > psutil.virtual_memory().total:  # the system would allow it, and end the process later
+                raise MemoryError(f"{rows} rows of {dim} numbers")
+            self._rows[group] = SharedMemory("uneven-rows", 4 * rows * dim, read_only=True)
+        except OSError:
+            return zeros(rows, dim)
         found: Floats = self._rows[group].bytes.view(np.float32).reshape(rows, dim)
         return found
 
-    def offer(self, rank: int) -> str:
-        """Return the text of :meth:`SharedReader.of` for a worker; empty without room."""
-        if rank not in self._regions:
-            try:
-                self._regions[rank] = SharedMemory("uneven-region", _REGION_BYTES)
-            except MemoryError:  # of addresses, which an administrator may limit
-                return ""
+    @property
+    def offer(self) -> str:
+        """The text of :meth:`SharedReader.of`."""
         rows = {group: one.fd for group, one in self._rows.items()}
-        return json.dumps([boot(), os.getpid(), self._state.fd, self._regions[rank].fd, self._posts, rows])
+        return json.dumps([boot(), os.getpid(), self._state.fd, self._regions.fd, self._posts, rows])
 
-    def region(self, rank: int) -> npt.NDArray[np.uint8] | None:
-        """Return the bytes that a worker has been offered."""
-        found = self._regions.get(rank)
-        return None if found is None else found.bytes
+    def region(self, rank: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes that a worker may write; none of an unknown worker."""
+        return self._regions.bytes[rank * _REGION_BYTES : (rank + 1) * _REGION_BYTES]
 
     def taken(self) -> list[list[bytes]]:
         """Return the frames of the gradients that workers have posted since the last call, in their order."""
@@ -91,9 +92,8 @@ class SharedShard:
             return []
         found = []
         for rank, size, place in _POST.iter_unpack(posts[: len(posts) // _POST.size * _POST.size]):
-            if (region := self.region(rank)) is not None:
-                head = region[place : place + min(size, _MOST_HEAD)].tobytes()
-                found.append([head[:HEADER_BYTES], b"", head[HEADER_BYTES:]])
+            head = self.region(rank)[place : place + min(size, _MOST_HEAD)].tobytes()
+            found.append([head[:HEADER_BYTES], b"", head[HEADER_BYTES:]])
         return found
 
     def note(self, rank: int, sequence: int, version: int) -> None:
@@ -117,7 +117,7 @@ class SharedReader:
     ) -> None:
         self.life = life
         self._posts = posts
-        self._end = weakref.finalize(self, os.close, posts)
+        weakref.finalize(self, os.close, posts)
         self._kernels = kernels
         self._numbers = numbers
         self._place = place
@@ -132,7 +132,7 @@ class SharedReader:
         """Return a reader of a shard's memory, or None on another machine or without a compiled lookup."""
         if not (text and can_share()):
             return None
-        machine, pid, state, region, pipe, found = json.loads(text)
+        machine, pid, state, regions, pipe, found = json.loads(text)
         if machine != boot():
             return None
         try:
@@ -144,11 +144,11 @@ class SharedReader:
                 for group, one in enumerate(spec.groups)
                 if (fd := found.get(str(group))) is not None
             }
-            memory = attached(pid, region, write=True)
+            region = attached(pid, regions, write=True, start=rank * _REGION_BYTES, size=_REGION_BYTES)
             posts = os.open(f"/proc/{pid}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):  # no such process or descriptor, or another user's; or another process's memory
             return None
-        return cls(kernels(), life, numbers, _SEQUENCES + rank, memory, posts, rows)
+        return cls(kernels(), life, numbers, _SEQUENCES + rank, region, posts, rows)
 
     @property
     def version(self) -> int:
@@ -228,11 +228,6 @@ class SharedReader:
 
 def _head(bags: Sequence[Bags]) -> int:
     return HEADER_BYTES + ENTRY_BYTES * len(bags)
-
-
-def _closed(*descriptors: int) -> None:
-    for one in descriptors:
-        os.close(one)
 
 
 def shared_by(life: int, members: int) -> SharedShard | None:

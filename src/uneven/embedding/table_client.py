@@ -5,6 +5,7 @@ Rows of a shard on this machine are read in place when they are needed, and a me
 """
 
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class TableClient:
             raise ConfigError(
                 f"tables on {len(shards)} shards, but a connection to {line.shards}: give all the same --tables"
             )
-        self.rank = rank
+        self.rank, self.pid = rank, os.getpid()
         self.specs = tuple(shards)
         self._who = f"rank {rank}" if rank < READER else "a reader"
         self.timeout_s = timeout_s
@@ -99,8 +100,8 @@ class TableClient:
             bags = tuple(replace(block.bags, values=one) for block, one in zip(blocks, values, strict=True))
             with self._changed:
                 reader = self._readers.get(shard)
-                if reader is not None:
                 place = None
+                if reader is not None:
                     self._links[shard].note(done := reader.sequence)
                     place = reader.reserve(bags, done)
             if reader is not None and place is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -28,6 +30,7 @@ from uneven.embedding.shared_rows import can_share
 from uneven.embedding.table_client import AskedRows, TableClient
 from uneven.embedding.table_host import PROGRAM, TableHost
 from uneven.embedding.table_host import TABLES as FOLDER
+from uneven.errors import ConfigError
 from uneven.runtime.messages.keys import make_keys
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.messages.shared_memory import SharedMemory, attached
@@ -151,9 +154,6 @@ def test_a_worker_that_died_is_followed_by_another_of_its_rank() -> None:
     assert (shard.counts["gaps"], shard.counts["repeated"]) == (0, 0)
 
 
-def test_a_lookup_whose_own_update_is_under_way_asks_for_it() -> None:
-    shards = MemoryShards(1, share=True)
-    client = shards.client()
 def test_a_late_welcome_does_not_count_updates_again() -> None:
     shards = MemoryShards(1, share=True)
     client, (shard,) = shards.client(), shards.shards
@@ -167,6 +167,9 @@ def test_a_late_welcome_does_not_count_updates_again() -> None:
     assert (shard.counts["applied"], shard.counts["repeated"]) == (4, 1)
 
 
+def test_a_lookup_whose_own_update_is_under_way_asks_for_it() -> None:
+    shards = MemoryShards(1, share=True)
+    client = shards.client()
     held: list[TableMessage] = []
     shards.loses = lambda m: m.kind is Say.GRADIENT and (held.append(m) or len(held) == 1)
     kinds = sent(client)
@@ -277,21 +280,36 @@ def test_a_placed_message_is_checked_and_its_ids_are_copied() -> None:
         assert refused.value.reason is reason
 
 
-def test_damaged_places_change_nothing_outside_of_the_rows() -> None:
-    shards = MemoryShards(1, share=True)
-    client = shards.client()
-    (shard,) = shards.shards
-    random = np.random.default_rng(0)
-    client._readers[0]._region[: 1 << 16] = random.integers(0, 256, 1 << 16, dtype=np.uint8)
-    header = encode(gradient(place=0, table=shards.specs[0].fingerprint))
-    for number in range(2_000):
-        sent = gradient(place=int(random.integers(1 << 16)), table=shards.specs[0].fingerprint, sequence=1)
-        frames = [bytes(one) for one in encode(sent)]
-        frames[2] = random.bytes(8) + frames[2][8:] if number % 2 else frames[2]
-        shard.take(frames, 0.0)
-    assert len(header) == 3
-    assert shard.counts["applied"] == 0
-    assert shard.counts[Refusal.ROW.value] > 0
+def test_noise_in_a_region_and_in_the_pipe_changes_nothing_for_another_worker() -> None:
+    def trained(noise: bool) -> tuple[Any, np.ndarray]:
+        shards = MemoryShards(1, members=2, share=True)
+        client, noisy = shards.client(0), shards.client(1)._readers[0]
+        (shard,), random = shards.shards, np.random.default_rng(0)
+        assert shard.shared is not None
+        assert shard.holding is not None
+        for step in range(300):
+            if noise:
+                noisy._region[: 1 << 16] = random.integers(0, 256, 1 << 16, dtype=np.uint8)
+            for _ in range(10 * noise):
+                place = int(random.integers(1 << 16))
+                sent = gradient(rank=1, place=place + 112, table=shards.specs[0].fingerprint, life=1)
+                head = np.frombuffer(b"".join(encode(sent)), np.uint8).copy()
+                head[random.integers(len(head), size=random.integers(3))] = random.integers(256)
+                noisy._region[place : place + len(head)] = head
+                os.write(noisy._posts, shared_rows._POST.pack(1, len(head), place))
+            os.write(noisy._posts, random.bytes(int(random.integers(40))) if noise else b"")
+            asked = client.ask(shards.router.route(shards.features([step % 50, 7])))
+            client.give(asked, np.sin(np.arange(asked.values().size) + step).astype(np.float32).reshape(2, 8))
+            for frames in shard.shared.taken():
+                shards.answer([decode(encode(one)) for one in shard.take(frames, 0.0)[1]], 0)
+            shards.beat()
+        return shard, shard.holding.rows[0].copy()
+
+    (noisy, rows), (_, quiet) = trained(True), trained(False)
+    assert noisy.counts["applied"] == 300
+    assert np.array_equal(rows, quiet)
+    assert all(noisy.counts[one.value] > 0 for one in (Refusal.ROW, Refusal.HEADER, Refusal.MAGIC))
+    assert noisy.counts["gaps"] + noisy.counts["repeated"] > 0, "an update behind noise is sent again"
 
 
 def test_only_the_shard_writes_its_rows_and_only_its_user_reads_them() -> None:
@@ -304,10 +322,62 @@ def test_only_the_shard_writes_its_rows_and_only_its_user_reads_them() -> None:
         attached(os.getpid(), memory.fd)[0] = 1
     with pytest.raises(OSError, match="not permitted"):
         os.truncate(memory.fd, 0)
+    with pytest.raises(OSError, match="not permitted"):  # a worker could keep later ones out
+        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     if os.getuid() == 0:
         path = f"/proc/{os.getpid()}/fd/{memory.fd}"
         other = subprocess.run(["cat", path], user=65534, cwd="/", capture_output=True, check=False)
         assert b"Permission denied" in other.stderr
+
+
+def test_without_a_free_descriptor_rows_are_read_by_messages() -> None:
+    shards = MemoryShards(1, members=2, share=True)
+    (shard,), limits = shards.shards, resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        client = shards.client()
+        assert not client._readers, "the worker has none, too"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for one in (client, shards.client(1)):
+        kinds = sent(one)
+        asked = one.ask(shards.router.route(shards.features([1, 2])))
+        one.give(asked, np.ones_like(asked.values()))
+        assert kinds[Say.LOOKUP] == 1
+    shards.beat(1)
+    assert kinds[Say.GRADIENT] == 0, "there is room for these"
+    assert (shard.counts["applied"], shard.counts["failed"]) == (2, 0)
+
+
+def test_a_forked_process_does_not_write_into_the_memory_of_its_parent(closing: list[EmbeddingBagCollection]) -> None:
+    closing.append(EmbeddingBagCollection(MIXED[:2]))
+    ids = torch.zeros(4, 3, dtype=torch.long)
+    closing[0](ids)
+    here, there = os.pipe()
+    if not (child := os.fork()):
+        try:
+            closing[0](ids)
+        except ConfigError as error:
+            os.write(there, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(there)
+    with os.fdopen(here) as said:
+        assert f"{child} was forked from process {os.getpid()}, whose tables were open" in said.read()
+
+
+def test_closed_tables_of_one_process_free_their_rows() -> None:
+    gc.collect()
+    before = rows_in_memory()
+    tables = EmbeddingBagCollection(MIXED[:2])
+    tables.flush()
+    assert len(rows_in_memory() - before) == 3, "state, regions and rows"
+    for _ in range(2):
+        tables.close()
+        gc.collect()
+        assert rows_in_memory() == before
 
 
 def test_another_process_with_the_number_of_the_shard_is_not_read() -> None:
@@ -316,9 +386,9 @@ def test_another_process_with_the_number_of_the_shard_is_not_read() -> None:
     shared = shards.shards[0].shared
     assert shared is not None
     of = shared_rows.SharedReader.of
-    assert of(shared.offer(0), client._readers[0].life, 0, shards.specs[0]) is not None
-    assert of(shared.offer(0), 12345, 0, shards.specs[0]) is None
-    machine, pid, *others = json.loads(shared.offer(0))
+    assert of(shared.offer, client._readers[0].life, 0, shards.specs[0]) is not None
+    assert of(shared.offer, 12345, 0, shards.specs[0]) is None
+    machine, pid, *others = json.loads(shared.offer)
     for text in ([machine, 1 << 30, *others], ["another", pid, *others], [machine, pid, others[2], *others[1:]]):
         assert of(json.dumps(text), client._readers[0].life, 0, shards.specs[0]) is None
     assert of("", 1, 0, shards.specs[0]) is None

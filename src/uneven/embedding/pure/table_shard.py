@@ -57,9 +57,10 @@ class SharedWithWorkers(Protocol):
 
     def rows(self, group: int, rows: int, dim: int) -> Floats: ...
 
-    def offer(self, rank: int) -> str: ...
+    @property
+    def offer(self) -> str: ...
 
-    def region(self, rank: int) -> npt.NDArray[np.uint8] | None: ...
+    def region(self, rank: int) -> npt.NDArray[np.uint8]: ...
 
     def note(self, rank: int, sequence: int, version: int) -> None: ...
 
@@ -214,7 +215,7 @@ class TableShard:
         trainer.here = True
         if self._saving is None and self._asked is not None and self._asked.rank == m.rank:
             self._asked = None  # it may be a new process, which numbers its requests from 1 again
-        offered = "" if self.shared is None else self.shared.offer(m.rank)
+        offered = "" if self.shared is None else self.shared.offer
         return self._to(m, Say.WELCOME, sequence=trainer.sequence, text=offered)
 
     def _go_on(self, holding: Holding) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,7 @@ def shards_in(directory: Path) -> int:
     return len(list(directory.glob("shard-*.address")))
 
 
+@cache
 def boot() -> str:
     """Return an identifier of this machine since its last boot."""
     return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
