@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -63,6 +64,10 @@ LASTING_FILES = ("pymp-", "pytest-of-", "torchinductor_")
 """Beginnings of names of temporary files that outlive a test: of Python, for as long as a process lives; of pytest; and
 what torch has compiled."""
 
+TOGETHER = (("tests/test_",), ("tests/unit/fleet/", "tests/unit/search/", "tests/unit/runtime/jobs/"))
+"""Beginnings of names of files whose tests run in one process. Those of the first row parse the whole source. For those
+of the second, Python starts a process that imports torch."""
+
 LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
 
@@ -70,6 +75,21 @@ LISTED = Path("/proc/thread-self/children").exists()
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes more than there are cores, because tests of several processes wait for one another."""
     return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs all tests of a file, and of the files that belong together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Spread(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            rows = (row[0] for row in TOGETHER if nodeid.startswith(row))
+            return next(rows, super()._split_scope(nodeid))
+
+    return Spread(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -57,6 +57,7 @@ class Module:
 
     name: str
     text: str
+    path: Path = Path()
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -74,32 +75,34 @@ class Module:
 
 
 @cache
-def modules() -> tuple[Module, ...]:
+def modules(*folders: Path) -> tuple[Module, ...]:
+    """The files below these folders, or all, in the order of their names. Each is parsed once."""
+    if folders:
+        return tuple(one for one in modules() if any(one.path.is_relative_to(folder) for folder in folders))
     found = []
     for package in (SOURCE, BENCHES):
         for path in sorted(package.rglob("*.py")):
             parts = path.relative_to(package.parent).with_suffix("").parts
-            found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text()))
+            found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text(), path))
     return tuple(found)
 
 
-def imports(module: Module) -> Iterator[tuple[int, str]]:
+@cache
+def imports(module: Module) -> tuple[tuple[int, str], ...]:
     """Line and dotted name of every import, inside functions too, but not those only for type checkers."""
-    skipped = {
-        id(inner)
-        for node in module.nodes
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
+    for_types = [node for node in module.nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = {id(inner) for node in for_types for inner in ast.walk(node)}
+    found: list[tuple[int, str]] = []
     for node in module.nodes:
-        if id(node) in skipped:
+        if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+            found += ((node.lineno, alias.name) for alias in node.names)
+        else:
             base = node.module or ""
             assert node.level == 0, f"{module.name}:{node.lineno}: relative import; write the full name"
-            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+            found += ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+    return tuple(found)
 
 
 def target(name: str, known: frozenset[str]) -> str:
@@ -125,8 +128,15 @@ def impurities(module: Module, known: frozenset[str]) -> list[str]:
     return wrong
 
 
+def dotted(node: ast.AST) -> str:
+    """The name that an expression is; ``ast.unparse`` of every call takes seconds."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
 def _bad_call(node: ast.Call) -> Iterator[str]:
-    called = ast.unparse(node.func)
+    called = dotted(node.func)
     if called in ("open", "input", "print", "exec", "eval", "__import__"):
         yield f"calls {called}()"
     place, _, function = called.rpartition(".")
@@ -201,7 +211,7 @@ def collectives(module: Module) -> list[str]:
     wrong = []
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and COLLECTIVES.fullmatch(node.attr):
-            if ast.unparse(node.value) in ("dist", "torch.distributed", "c10d") or node.attr == "allreduce":
+            if dotted(node.value) in ("dist", "torch.distributed", "c10d") or node.attr == "allreduce":
                 wrong.append(f"{module.name}:{node.lineno} uses {node.attr}")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
             found = [alias.name for alias in node.names if COLLECTIVES.fullmatch(alias.name)]
@@ -214,9 +224,9 @@ def asks_for_a_merge(module: Module) -> list[str]:
     wrong = []
     for node in module.nodes:
         asked: ast.AST | None = None
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        if isinstance(node, ast.Call) and dotted(node.func) in ("isinstance", "issubclass"):
             asked = node.args[1]
-        elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node):
+        elif isinstance(node, ast.Compare) and any(map(_asks_for_the_type, ast.walk(node))):
             asked = node
         elif isinstance(node, ast.MatchClass):
             asked = node.cls
@@ -224,6 +234,10 @@ def asks_for_a_merge(module: Module) -> list[str]:
         if found & SHIPPED_MERGES:
             wrong.append(f"{module.name}:{node.lineno}")
     return wrong
+
+
+def _asks_for_the_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func) == "type"
 
 
 FAMILIES = {getattr(make, "__name__", "") for make in policies.values()}
@@ -267,14 +281,16 @@ def asks_for_a_family(module: Module) -> list[str]:
     ]
     for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            found += [node.lineno for name in NAMED if _names(name, node.value)]
+            found += [node.lineno] if _names_one(node.value) else []
     return [f"{module.name}:{line}" for line in sorted({*found})]
 
 
-def _names(name: str, text: str) -> bool:
-    whole = name not in OTHER_WORDS and text == name
-    chosen = rf"""(--sync |sync ?= ?['"]?|'bsp' or '){name}\b"""
-    return whole or text.startswith(f"{name}:") or re.search(chosen, text) is not None
+CHOSEN = re.compile(rf"""(--sync |sync ?= ?['"]?|'bsp' or ')({"|".join(NAMED)})\b""")
+
+
+def _names_one(text: str) -> bool:
+    begins = text.startswith(tuple(f"{name}:" for name in NAMED))
+    return text in NAMED - {*OTHER_WORDS} or begins or CHOSEN.search(text) is not None
 
 
 KNOWN = frozenset(module.name for module in modules())

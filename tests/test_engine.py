@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from test_architecture import KNOWN, LIBRARY, Module, imports, target
+from test_architecture import KNOWN, LIBRARY, Module, dotted, imports, target
 
 ENGINE = re.compile(
     r"\w*Carrier|\w*Gradients|\w+Sync|\w*Aggregator|\w*Peers|\w+Members|\w+Lines|\w*Line|\w*Recovery|"
@@ -64,10 +64,10 @@ def asks_of_the_engine(module: Module) -> set[int]:
     """Lines that ask whether an object is of some class of the engine."""
     return {
         node.lineno
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        for node in module.nodes
+        if isinstance(node, ast.Call) and dotted(node.func) in ("isinstance", "issubclass")
         for one in ast.walk(node.args[1])
-        if isinstance(one, ast.Name | ast.Attribute) and ENGINE.fullmatch(ast.unparse(one).rpartition(".")[2])
+        if isinstance(one, ast.Name | ast.Attribute) and ENGINE.fullmatch(dotted(one).rpartition(".")[2])
     }
 
 
@@ -99,7 +99,7 @@ def fields(cls: ast.ClassDef) -> set[str]:
 
 
 def classes(modules: Iterable[Module]) -> Iterator[ast.ClassDef]:
-    return (node for one in modules for node in ast.walk(one.tree) if isinstance(node, ast.ClassDef))
+    return (node for one in modules for node in one.nodes if isinstance(node, ast.ClassDef))
 
 
 def counted() -> dict[str, int]:

@@ -19,7 +19,7 @@ import click
 import pytest
 import typer
 
-from test_architecture import BENCHES, ROOT, SOURCE, Module
+from test_architecture import BENCHES, ROOT, SOURCE, Module, modules
 from test_constructors import packed_fields
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
@@ -61,8 +61,7 @@ def pages(paths: list[Path]) -> Iterator[Prose]:
 
 @cache
 def sources(*folders: Path) -> tuple[tuple[str, Module], ...]:
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return tuple((str(path.relative_to(ROOT)), Module(path.stem, path.read_text())) for path in paths)
+    return tuple((str(one.path.relative_to(ROOT)), one) for one in modules(*folders))
 
 
 @cache
