@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -46,7 +45,9 @@ def read(path: Any, columns: Columns = SMALL) -> tuple[np.ndarray, ...]:
 
 def expected() -> tuple[np.ndarray, ...]:
     """What pandas reads of the plain text."""
-    table = pd.read_csv(pd.io.common.StringIO(PLAIN), sep="\t", header=None, dtype={3: str, 4: str})
+    import pandas as pd  # takes seconds, and every process of the tests collects this file
+
+    table = pd.read_csv(io.StringIO(PLAIN), sep="\t", header=None, dtype={3: str, 4: str})
     ids = table[[3, 4]].map(lambda one: int(one, 16)).to_numpy(np.int64)
     return ids, table[[1, 2]].to_numpy(np.float32), table[0].to_numpy(np.float32)
 
@@ -173,6 +174,8 @@ def test_text_that_is_refused(tmp_path: Path, data: bytes, match: str) -> None:
 
 @brought("logs", "Spark", "files with columns in another order (CSV with names, Parquet)", refused=True)
 def test_files_with_another_order_of_columns_are_refused(tmp_path: Path) -> None:
+    import pandas as pd
+
     frame = pd.DataFrame({"label": [0, 1], "I1": [2, 3], "I2": [4, 5], "C1": [6, 7], "C2": [8, 9]})
     swapped = frame[["label", "I1", "I2", "C2", "C1"]]
     for name, frames in (("a", (frame, swapped)), ("c", (frame, frame))):
@@ -186,9 +189,12 @@ def test_files_with_another_order_of_columns_are_refused(tmp_path: Path) -> None
             read([tmp_path / f"a{place}{end}" for place, end in enumerate(ends)])
 
 
-@pytest.mark.parametrize("given", [pd.DataFrame({"label": [1]}), None, b"a.tsv", 3, [["a.tsv"]]], ids=str)
+@pytest.mark.parametrize("given", ["a frame", None, b"a.tsv", 3, [["a.tsv"]]], ids=str)
 @brought("logs", "pandas", "a `DataFrame` instead of paths", refused=True)
 def test_what_is_no_path_is_refused(given: Any) -> None:
+    import pandas as pd
+
+    given = pd.DataFrame({"label": [1]}) if given == "a frame" else given
     with refusal("give paths of files; frame.to_parquet"):
         ClickLog(given)
 
@@ -226,6 +232,12 @@ def hexadecimal(kind: Any) -> Any:
     return pa.array([None if one is None else f"{one:x}" for one in GAPS], kind)
 
 
+def categories() -> Any:
+    import pandas as pd
+
+    return pa.array(pd.Series(GAPS, dtype="Int64").astype("category"))
+
+
 def decimals(text: str) -> Any:
     return pa.array([None if one is None else decimal.Decimal(text.format(one)) for one in GAPS])
 
@@ -240,7 +252,7 @@ def decimals(text: str) -> Any:
             for one in (pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.float16(), pa.float32())
         ),
         (pa.array([3, np.nan, 250, 7, 0]), "pandas: Parquet: integers that a gap turned into floats"),
-        (pa.array(pd.Series(GAPS, dtype="Int64").astype("category")), "pandas: Parquet: categories"),
+        (categories, "pandas: Parquet: categories"),
         (decimals("{}"), "Spark: Parquet: integral decimals"),
         (decimals("{}.00"), "decimal 2"),
         (pa.array([True, None, False, True, False]), "pandas: Parquet: booleans"),
@@ -255,6 +267,7 @@ def decimals(text: str) -> Any:
 )
 @pytest.mark.parametrize("kind", ["hex", "int", "text"])
 def test_parquet_ids_are_those_of_integers(tmp_path: Path, array: Any, kind: str) -> None:
+    array = array() if callable(array) else array
     values = [one.decode() if isinstance(one, bytes) else one for one in array.to_pylist()]
     wanted = [int(one, 16) if isinstance(one, str) else int(one) if one == one and one else 0 for one in values]
     texts = any(isinstance(one, str) for one in values)

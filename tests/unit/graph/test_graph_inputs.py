@@ -10,7 +10,6 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -180,12 +179,17 @@ def cleared(made: nx.Graph) -> nx.Graph:
 
 
 PAIRS = EDGES.T.tolist()
-FRAME = pd.DataFrame({"source": EDGES[0], "target": EDGES[1]})
 WEIGHTED = sp.csr_array(DENSE * 0.5)
 
 
 def refused(peer: str, what: str, make: Callable[[], Any], match: str, then: Callable[[], Any]) -> Any:
     return pytest.param(make, match, then, marks=brought("graphs", peer, what, refused=True), id=what)
+
+
+def frame() -> Any:
+    import pandas  # takes seconds, and every process of the tests collects this file
+
+    return pandas.DataFrame({"source": EDGES[0], "target": EDGES[1]})
 
 
 def plain() -> Data:
@@ -272,7 +276,7 @@ def plain() -> Data:
         refused(
             *("SciPy", "matrices that are not square", lambda: WEIGHTED[:3], "a square adjacency", plain),
         ),
-        refused("pandas", "frames", lambda: FRAME, r"frame\[\['source', 'target'\]\]\.to_numpy\(\)\.T", plain),
+        refused("pandas", "frames", frame, r"frame\[\['source', 'target'\]\]\.to_numpy\(\)\.T", plain),
         refused("NumPy", "`[edges, 2]`", lambda: EDGES.numpy().T, r"give edge_index\.T", plain),
         refused("NumPy", "a dense adjacency", lambda: DENSE, r"scipy\.sparse\.coo_array\(adjacency\)", plain),
         refused("Python", "lists of pairs", lambda: PAIRS, r"give torch\.tensor\(pairs\)\.T", plain),

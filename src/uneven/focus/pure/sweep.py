@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from uneven.errors import ConfigError
 from uneven.focus.pure.clusters import Clusters
@@ -111,7 +111,7 @@ class Share:
 def borne_out(value: float, trials: int, confidence: float) -> float:
     """Return the lower confidence bound of a share measured in that many independent trials; 0 without trials."""
     good = value * trials
-    return float(beta.ppf(1.0 - confidence, good, trials - good + 1)) if good > 0 else 0.0
+    return float(betaincinv(good, trials - good + 1, 1.0 - confidence)) if good > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray")
 
-from ray.exceptions import NodeDiedError
-
-from uneven.runtime.jobs import ray_lines
-from uneven.runtime.jobs.ray_lines import RayLines
+@pytest.fixture(scope="module")
+def ray_lines() -> Any:
+    """Ray is imported by the process that runs these tests, not by each that collects them."""
+    pytest.importorskip("ray")
+    return importlib.import_module("uneven.runtime.jobs.ray_lines")
 
 
 class DoubledRay:
@@ -68,11 +69,15 @@ class _Task:
             return len(self._world.asked) - 1
 
 
-def test_one_that_is_lost_comes_again_and_one_that_fails_as_often_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_lost_comes_again_and_one_that_fails_as_often_as_is_said(
+    ray_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import NodeDiedError
+
     world = DoubledRay()
     monkeypatch.setattr(ray_lines, "ray", world)
     told: list[str] = []
-    lines = RayLines(lambda number: ["run", str(number)], 2, cores=2.0, again=1, told=told.append)
+    lines = ray_lines.RayLines(lambda number: ["run", str(number)], 2, cores=2.0, again=1, told=told.append)
     world.end(0, NodeDiedError("its node is dead"), then=3)
     world.end(1, 1, then=4)
     world.end(2, 0, then=4)
@@ -87,16 +92,16 @@ def test_one_that_is_lost_comes_again_and_one_that_fails_as_often_as_is_said(mon
     ]
 
 
-def test_those_that_do_not_end_with_the_run_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_do_not_end_with_the_run_are_ended(ray_lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = DoubledRay()
     monkeypatch.setattr(ray_lines, "ray", world)
-    lines = RayLines(lambda number: ["run"], 2, cores=2.0, again=0, told=print)
+    lines = ray_lines.RayLines(lambda number: ["run"], 2, cores=2.0, again=0, told=print)
     lines.close(within_s=0.0)
     begins_no_more, ends = [(0, False), (1, False)], [(0, True), (1, True)]
     assert world.cancelled == [*begins_no_more, *ends]
 
 
-def test_one_that_runs_does_not_heed_that_it_may_not_begin() -> None:
+def test_one_that_runs_does_not_heed_that_it_may_not_begin(ray_lines: Any) -> None:
     """Ray raises an interrupt in a task that is cancelled; what the task has started would be killed by it."""
     interrupted = ["/bin/sh", "-c", f"kill -INT {os.getpid()}; exit 3"]
     before = signal.getsignal(signal.SIGINT)
