@@ -174,27 +174,28 @@ def test_what_cannot_travel_is_refused() -> None:
 
 
 PARENT = """
-import sys, tests_ranks_body as t
+import subprocess, time, tests_ranks_body as t
 from uneven.testing import run_ranks, pool_pids
+from uneven_bench.forked.run import Forked
+subprocess.Popen = Forked
 run_ranks(2, t.body)
 print(*pool_pids(), flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
 
 
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "tests_ranks_body.py").write_text("def body(me): return me.rank\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as parent:  # fmt: skip
-        assert parent.stdout is not None
-        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    with Script(["-c", PARENT], env={**os.environ, "PYTHONPATH": path}) as parent:
+        while not parent.printed().endswith("\n"):
+            assert parent.poll() is None, parent.communicate()
+            time.sleep(0.02)
+        children = [psutil.Process(int(pid)) for pid in parent.printed().split()]
         assert len(children) == 2
         parent.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another() -> None:

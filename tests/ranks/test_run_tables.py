@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import torch
 import uneven
 from brought import brought, refusal
 from uneven.embedding import EmbeddingBagCollection, EmbeddingCollection, Table
+from uneven.embedding.shared_rows import can_share
 from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
@@ -43,7 +45,17 @@ def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> 
         alone.close()
 
 
-def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def rows_in_memory() -> set[str]:
+    """The shared memory of tables that this process has mapped, by its inode."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines() if can_share() else []
+    return {one.split()[4] for one in lines if "memfd:uneven-" in one}
+
+
+def test_a_killed_server_goes_on_from_what_it_saved_and_leaves_no_memory_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    mapped = rows_in_memory()
     monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
     ids = torch.arange(40).view(20, 2)
     with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM) as servers:
@@ -57,15 +69,22 @@ def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch:
         train(10)
         while not tables.stats().counts["saved"]:
             train(1)
+        lives = [one.life for one in tables.door.client._readers.values()]
         os.kill(servers.pids()[0], signal.SIGKILL)
         train(10)
         stats = tables.stats()
         assert (stats.restarts, stats.counts["restored"]) == (1, 1)
+        if can_share():
+            assert lives != [one.life for one in tables.door.client._readers.values()]
+            gc.collect()
+            assert len(rows_in_memory() - mapped) == 3, "state, region and rows of the last life"
         train(5)
         assert tables.stats().lost == stats.lost, "it was told once"
         before = tables.to_state_dict()
         tables.save_checkpoint(tmp_path / "saved")
         tables.close()
+    gc.collect()
+    assert rows_in_memory() == mapped
     monkeypatch.delenv("UNEVEN_RUN")
     again = EmbeddingBagCollection([Table(100, 4, "a"), Table(100, 4, "b")], seed=9)
     again.load_checkpoint(tmp_path / "saved")

@@ -25,7 +25,7 @@ from uneven.runtime.jobs.processes import import_path
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import Script, run_script
 
-TIMEOUT_S = 8.0  # now and then a connection to the store takes five seconds
+TIMEOUT_S = 5.0
 AT = 6  # the iteration in which it happens
 
 

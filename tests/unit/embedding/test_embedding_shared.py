@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import resource
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from shards_in_memory import MemoryShards
+from test_run_tables import rows_in_memory
 from torch import Tensor
 
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table, shared_rows
@@ -28,11 +28,10 @@ from uneven.embedding.pure.row_optimizers import Bags
 from uneven.embedding.pure.table_wire import PlacedArrays, Say, TableMessage, decode, encode
 from uneven.embedding.shared_rows import can_share
 from uneven.embedding.table_client import AskedRows, TableClient
-from uneven.embedding.table_host import PROGRAM, TableHost
 from uneven.embedding.table_host import TABLES as FOLDER
+from uneven.embedding.table_host import TableHost
 from uneven.errors import ConfigError
 from uneven.runtime.messages.keys import make_keys
-from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.messages.shared_memory import SharedMemory, attached
 from uneven.runtime.parameter_server.pure.wire import Refusal, Refused
 
@@ -392,37 +391,3 @@ def test_another_process_with_the_number_of_the_shard_is_not_read() -> None:
     for text in ([machine, 1 << 30, *others], ["another", pid, *others], [machine, pid, others[2], *others[1:]]):
         assert of(json.dumps(text), client._readers[0].life, 0, shards.specs[0]) is None
     assert of("", 1, 0, shards.specs[0]) is None
-
-
-def rows_in_memory() -> set[str]:
-    """The shared memory that this process has mapped, by its inode."""
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return {one.split()[4] for one in lines if "memfd:uneven-" in one}
-
-
-def test_a_killed_shard_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gc.collect()
-    before = rows_in_memory()
-    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
-    tables = EmbeddingBagCollection(MIXED[:2], save_every_s=0.05)
-    with ShardKeeper(tmp_path / FOLDER, 1, 1, program=PROGRAM) as keeper:
-        ids = torch.zeros(4, 3, dtype=torch.long)
-        for kill in (False, True):
-            first = tables.door.client._readers.get(0)
-            if kill:
-                os.kill(keeper.pids()[0], signal.SIGKILL)
-            for _ in range(20):
-                tables(ids).values().sum().backward()
-            tables.flush()
-        assert tables.door.client.restarts == 1
-        last = tables.door.client._readers[0]
-        assert first is not None
-        assert first.life != last.life
-        del first
-        gc.collect()
-        mapped = rows_in_memory() - before
-        assert len(mapped) == 3, "state, region and rows of the last life"
-        tables.close()
-    del last
-    gc.collect()
-    assert rows_in_memory() == before
