@@ -36,6 +36,9 @@ OURS := --editable . --editable ./benchmarks
 # wrong here goes wrong when they are run, too, and is told then.
 COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet"])
 
+# numba keeps what it compiles here; else each table server of the first tests would compile it for five seconds.
+LOOPS := import uneven.embedding.loops
+
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
 .PHONY: .venv demo test test-rest test-all check types docs notebooks bench gpu dist dist-check clean
@@ -61,6 +64,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	@touch .venv/.stamp-installed
 	@$(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
 	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && { wait $$! || true; }
+	@$(BIN)/python -c '$(LOOPS)' >> .venv/compiled.txt 2>&1 || true
 	@touch $@
 
 # Types are checked with what the tests need, too.
