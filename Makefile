@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
 #   make demo       the main job on four unequal local workers: DDP first, then uneven
 #   make test       the tests to run before a commit; ARGS="-n 0 tests/unit" for some of them
-#   make test-rest  all other tests (tests/system, benchmarks/tests): Ray, emulated clusters, launchers, examples, benches
+#   make test-rest  all other tests (tests/system, benchmarks/tests, and those marked rest): Ray, emulated clusters, benches
 #   make test-all   both
 #   make check      style and types
 #   make types      the types that scripts see: pyright on examples/ and the tutorials
@@ -78,15 +78,16 @@ demo: .venv/.stamp-installed
 
 # One process runs all tests of a file, so a costly fixture is made once. In the order of their folders: short tests last.
 PYTEST := $(BIN)/python -m pytest
-REST := tests/system benchmarks/tests
+SYSTEM := tests/system benchmarks/tests
+MARKED := tests/ranks tests/unit/cli tests/unit/embedding
 SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: .venv/.stamp-test
-	$(PYTEST) $(SPREAD) --ignore tests/system $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not rest" --ignore tests/system $(ARGS)
 
 test-rest: .venv/.stamp-test
-	$(PYTEST) $(SPREAD) -m "not alone" $(REST) $(ARGS)
-	$(PYTEST) -m alone $(REST) $(ARGS)
+	$(PYTEST) $(SPREAD) -m "rest and not alone" $(SYSTEM) $(MARKED) $(ARGS)
+	$(PYTEST) -m alone $(SYSTEM) $(ARGS)
 
 test-all: test test-rest
 

@@ -107,11 +107,22 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of the second tier that their folder tells."""
+    if item.nodeid.startswith(("tests/system/", "benchmarks/tests/")):
+        item.add_marker("rest")
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays to the end. To look through it for garbage over and over took an
     eighth of the processor time of tests that run in this process."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000, 20, 20)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_elastic_groups import EPOCHS, Exchanged, Holder, Log, played
 
+from tiers import rest
 from uneven.policy.core.actions import Combined, Exchange, Payload
 from uneven.policy.core.views import SyncView
 from uneven.policy.select.pack import shortest
@@ -154,14 +155,14 @@ def check(folder: Path, replay: Replay, log: Log) -> None:
     [
         # In each step a round of gradients, one of lengths, and one of messages.
         ("topk:density=0.2", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", 0),
-        ("topk:density=0.2", ["kill@2:7", "after@3:14", "late@0:14", "door@21", "leave@1:40"], "c", 0),
+        rest("topk:density=0.2", ["kill@2:7", "after@3:14", "late@0:14", "door@21", "leave@1:40"], "c", 0),
         # In each block three rounds of gradients.
         ("sparse-local:every=3,density=0.2", ["kill@2:9", "after@1:14", "late@0:14", "door@20", "leave@3:31"], "c", 1),
         # In each block a round of lengths, and one of messages.
-        ("sparse-local:every=3,density=0.2,bits=16,by_site=false",
-         ["kill@2:3", "after@1:7", "late@0:7", "door@10", "leave@3:14"], "b", 1),
+        rest("sparse-local:every=3,density=0.2,bits=16,by_site=false",
+             ["kill@2:3", "after@1:7", "late@0:7", "door@10", "leave@3:14"], "b", 1),
         ("geo:threshold=0.02", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", 0),
-        ("geo:threshold=0.02,bits=16", ["kill@2:6", "after@1:15", "late@0:15", "door@21", "leave@3:41"], "c", 1),
+        rest("geo:threshold=0.02,bits=16", ["kill@2:6", "after@1:15", "late@0:15", "door@21", "leave@3:41"], "c", 1),
     ],
 )  # fmt: skip
 def test_lost_joined_and_left(

@@ -18,6 +18,8 @@ import torch
 from test_elastic import HERE, await_door, free_port, run
 from test_elastic_merges import EPOCHS, Played
 
+from tiers import rest
+
 pytestmark = pytest.mark.timeout(200)
 
 Step = tuple[int, int]
@@ -160,7 +162,7 @@ def played(
     return read(folder)
 
 
-@pytest.mark.parametrize("sync", ["shuffle:ma:every=4", "shuffle:groups=random,size=3:ma:every=3"])
+@pytest.mark.parametrize("sync", ["shuffle:ma:every=4", rest("shuffle:groups=random,size=3:ma:every=3")])
 def test_groups_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
     """Worker 2 dies before an exchange; 1 after one that 0 has not completed; 4 joins; then 3 leaves."""
     faults = ["kill@2:1", "after@1:3", "late@0:3", "door@5", "leave@3:joined"]
@@ -170,6 +172,7 @@ def test_groups_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syn
     check(log, tmp_path, replayed(log, by_site=False))
 
 
+@pytest.mark.rest
 def test_one_that_joins_with_the_last_merge_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken no step when all meet at the end of the epoch, 24 steps, and is where the others are."""
     log = played(tmp_path, "shuffle:ma:every=4", ["leave@2:1", "door@5"], monkeypatch, "a", "a")

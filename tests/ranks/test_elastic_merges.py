@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from test_elastic import HERE, await_door, free_port, run
 
+from tiers import rest
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge import Combined, Merge
 from uneven.policy.sync import policies
@@ -167,8 +168,8 @@ def lost_joined_and_left(folder: Path, script: str, sync: str, end: int) -> tupl
     "sync",
     [
         "local:every=7",
-        "ma:every=7,by_samples=false",
-        "bmuf:every=7,momentum=0.5",
+        rest("ma:every=7,by_samples=false"),
+        rest("bmuf:every=7,momentum=0.5"),
         "diloco:every=7",
         "easgd:together=true,every=7,alpha=0.2",
     ],
@@ -183,7 +184,7 @@ def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
     assert (torch.cat([one.reshape(-1) for one in shown.values()]) - outcome).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("sync", ["local:every=7", "ma:every=7,by_samples=false"])
+@pytest.mark.parametrize("sync", ["local:every=7", rest("ma:every=7,by_samples=false")])
 def test_with_several_threads(tmp_path: Path, sync: str) -> None:
     log, shown = lost_joined_and_left(tmp_path, "elastic_threads.py", sync, end=25)
     merge = policies.resolve(sync).plan(SyncView(rank=0, clock=6, members=(0, 1))).exchanges[0].merge

@@ -15,6 +15,7 @@ import pytest
 import torch
 from test_elastic import HERE, await_door, free_port, run
 
+from tiers import rest
 from uneven.policy.samples.order import epoch_order
 
 pytestmark = pytest.mark.timeout(200)
@@ -105,8 +106,8 @@ def lost_joined_and_left(folder: Path, sync: str, servers: int, faults: list[str
 
 
 @pytest.mark.parametrize(
-    "sync", ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd", "shadow:load=1:asp",
-        "decoupled:every=3"],
+    "sync", ["asp", rest("ssp:staleness=2"), "easgd:every=3", rest("backup:spares=1"), "shadow:load=1:easgd",
+        rest("shadow:load=1:asp"), "decoupled:every=3"],
 )  # fmt: skip
 def test_through_a_parameter_server(tmp_path: Path, sync: str) -> None:
     few = sync.startswith(("easgd", "shadow", "decoupled"))
@@ -116,7 +117,7 @@ def test_through_a_parameter_server(tmp_path: Path, sync: str) -> None:
     lost_joined_and_left(tmp_path, sync, servers, faults)
 
 
-@pytest.mark.parametrize("sync", ["shadow:load=1:ma", "shadow:load=1:easgd:together=true,alpha=0.2"])
+@pytest.mark.parametrize("sync", ["shadow:load=1:ma", rest("shadow:load=1:easgd:together=true,alpha=0.2")])
 def test_merged_beside_the_training(tmp_path: Path, sync: str) -> None:
     """The merge in which 1 dies is complete on 3, and not on 0, which is given it. 0 needs longer to read in the
     store than a merge needs."""

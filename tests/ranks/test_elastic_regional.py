@@ -177,6 +177,7 @@ def replayed(
     return replay
 
 
+@pytest.mark.rest
 def test_a_newcomer_has_the_momentum_of_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites a (0, 1) and b (2, 3): 3 dies in an exchange at home; 1 after one that 0 has not completed; 4 joins site
     b; 2 dies in the exchange between sites; 0 leaves."""
@@ -203,6 +204,7 @@ def test_a_site_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ((0, 1, 2, 4),) in {exchange.groups for exchange in replay.log.exchanges.values()}
 
 
+@pytest.mark.rest
 def test_a_newcomer_with_the_last_exchange_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken no step when the epoch ends with the mean of all, 24 steps."""
     replay = replayed(tmp_path, ["leave@1:1", "door@14"], monkeypatch, "a,b,b,b", "a")
@@ -211,6 +213,7 @@ def test_a_newcomer_with_the_last_exchange_of_an_epoch(tmp_path: Path, monkeypat
     assert (settled.settles, settled.groups, settled.grouped) == (23, ((0, 2, 3, 4),), False)
 
 
+@pytest.mark.rest
 def test_with_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites a (0, 1) and b (2, 3): 3 dies in an exchange at home, 4 joins site b, and 2 dies between sites."""
     faults = ["kill@3:1", "door@5", "kill@2:11"]

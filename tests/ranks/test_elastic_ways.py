@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from test_elastic import HERE, await_door, free_port, run
 
 import uneven
+from tiers import rest
 from uneven import journal
 from uneven.policy.core.records import StepRecord
 from uneven.testing.callbacks import alone
@@ -164,13 +165,13 @@ def check(
         assert (tensor - one[name]).abs().max() < near, name
 
 
-@pytest.mark.parametrize("way", ["together", "unused"])
+@pytest.mark.parametrize("way", ["together", rest("unused")])
 def test_lost_before_and_after_an_exchange_and_joined(tmp_path: Path, way: str) -> None:
     """Worker 2 dies before an exchange; 1 after one that 0 has not completed; 4 joins."""
     check(tmp_path, way, ["kill@2:3", "after@1:6", "late@0:6", "door@9"], {0, 3, 4})
 
 
-@pytest.mark.parametrize("way", ["part", "pieces"])
+@pytest.mark.parametrize("way", ["part", rest("pieces")])
 def test_an_exchange_of_a_part_is_that_of_those_who_are_left(tmp_path: Path, way: str) -> None:
     """Exchanges of gradients are even, and the part's odd. Worker 2 dies in the part's; 1 after one that 0 has not
     completed; 3 in one of gradients; 4 joins."""
@@ -182,7 +183,7 @@ def test_an_exchange_of_a_part_is_that_of_those_who_are_left(tmp_path: Path, way
     [
         ("kfac", ["kill@2:9", "after@1:22", "late@0:22", "kill@3:25", "door@29"], {0, 4},
          {2: range(1, 5), 1: range(9, 13)}),
-        ("soap", ["kill@2:11", "kill@3:23", "kill@1:28", "door@34"], {0, 4}, {}),
+        rest("soap", ["kill@2:11", "kill@3:23", "kill@1:28", "door@34"], {0, 4}, {}),
     ],
 )  # fmt: skip
 def test_preconditioners_go_on_among_those_who_are_left(
@@ -194,12 +195,14 @@ def test_preconditioners_go_on_among_those_who_are_left(
     check(tmp_path, way, faults, survivors, epochs=1, lost=lost)
 
 
+@pytest.mark.rest
 def test_batches_that_count_by_something_else(tmp_path: Path) -> None:
     """Exchanges of counts are even, and those of gradients odd. Worker 2 dies as its count is in what the others divide
     by; 1 after gradients that 0 lacks; 3 before it has given a count; 4 joins."""
     check(tmp_path, "weighted", ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
 
 
+@pytest.mark.rest
 def test_a_newcomer_hears_of_the_profiles_of_the_others(tmp_path: Path) -> None:
     """Its balancer decides by them, as those of all others do."""
     check(tmp_path, "profiled", ["kill@2:3", "door@9"], {0, 1, 3, 4})
@@ -209,7 +212,7 @@ def test_a_newcomer_hears_of_the_profiles_of_the_others(tmp_path: Path) -> None:
     assert len(set(said.values())) == 1
 
 
-@pytest.mark.parametrize("way", ["steps", "own"])
+@pytest.mark.parametrize("way", ["steps", rest("own")])
 def test_a_loop_without_a_loader(tmp_path: Path, way: str) -> None:
     """A step is the mean over who was in it; what a lost worker had drawn does not come again."""
     check(tmp_path, way, ["kill@2:3", "after@1:6", "late@0:6", "door@9"], {0, 3, 4})

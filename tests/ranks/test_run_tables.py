@@ -111,6 +111,7 @@ def test_numbers_of_servers_that_cannot_be(tables: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.rest
 @brought("tables", "TorchRec", "pooled and unpooled collections in one model, on servers", refused=True)
 def test_two_collections_in_a_model_are_refused_on_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))

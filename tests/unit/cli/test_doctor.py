@@ -51,6 +51,7 @@ def test_here_several_workers_can_train() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.rest
 def test_a_wrong_interface_is_named_and_the_exit_code_says_so() -> None:
     done = doctor("--format", "json", GLOO_SOCKET_IFNAME="nosuch0")
     answer = json.loads(done.stdout)

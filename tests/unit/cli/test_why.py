@@ -53,6 +53,7 @@ def test_the_end_of_this_command_ends_the_training(tmp_path: Path) -> None:
     why.stdout.close()
 
 
+@pytest.mark.rest
 def test_one_variable_attaches_a_worker_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["why", "--environment", str(tmp_path / "run")])

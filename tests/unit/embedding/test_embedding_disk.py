@@ -307,6 +307,7 @@ def test_a_killed_server_has_exactly_the_rows_of_its_last_checkpoint(
     assert (tables.stats().restarts, tables.stats().lost) == (1, 20)
 
 
+@pytest.mark.rest
 def test_a_server_that_saves_itself_restarts_from_that(
     made: Any, servers: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

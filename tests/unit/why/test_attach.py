@@ -189,7 +189,7 @@ def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, t
     probe = attach(tmp_path)
     layer = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(40):
+    for _ in range(20):
         layer(torch.ones(2)).sum().backward()
         for _ in range(300):
             torch.distributed.all_reduce(layer.weight.grad)
@@ -197,7 +197,7 @@ def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, t
     probe.close()
     size = rank_path(Path(tmp_path), me.rank).stat().st_size
     steps = sum(isinstance(one, StepRecord) for one in journal.read(Path(tmp_path)).ranks[me.rank])
-    assert steps >= 38
+    assert steps >= 18
     assert size / steps < 1_000
 
 
