@@ -302,3 +302,15 @@ def test_rows_begin_where_a_cache_line_does(dim: int) -> None:
     assert rows.ctypes.data % reference.CACHE_LINE == 0
     assert rows.flags.c_contiguous
     assert not rows.any()
+
+
+def test_a_cut_table_of_which_a_batch_has_no_id_gives_zeros(closing: list[EmbeddingBagCollection]) -> None:
+    tables = EmbeddingBagCollection([Table(40, 4, "small"), Table(3000, 16, "large")], shards=2)
+    closing.append(tables)
+    assert all(any(part.table == 1 for part in one.ranges) for one in tables.door.shards())
+    none = torch.empty(0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+    for small in ((torch.tensor([1, 2]), torch.tensor([0, 1])), none):
+        for _ in range(20):
+            freed = [np.full((2, 20), np.nan, np.float32) for _ in range(20)]
+            freed.clear()  # so that memory which nobody writes is not zero by chance
+            assert torch.equal(tables({"small": small, "large": none}).values()[:, 4:], torch.zeros(2, 16))

@@ -246,11 +246,15 @@ class Routed:
     def pooled(self, answers: Mapping[int, Sequence[Floats]]) -> Floats:
         """Assemble the batch's numbers, shape (batch, width), from each shard's answer, block by block."""
         every = [one for blocks in self.blocks.values() for one in blocks]
-        whole = all(isinstance(one, WholeBlock) for one in every)
+        sizes = [
+            run.columns.stop - run.columns.start for one in every if isinstance(one, WholeBlock) for run in one.runs
+        ]
+        whole = sum(sizes) == self.width
         if len(every) == 1 and isinstance(every[0], WholeBlock) and every[0].covers(self.width) and not self.divisors:
             ((values,),) = (answers[shard] for shard in self.blocks)
             return np.require(values.reshape(self.batch, self.width), requirements="W")
-        out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)  # cut blocks add to it
+        # Cut blocks add to it, and a table without an id in the batch has none.
+        out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)
         for shard, blocks in self.blocks.items():
             for block, values in zip(blocks, answers[shard], strict=True):
                 block.put(out, values)
