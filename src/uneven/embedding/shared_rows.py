@@ -26,7 +26,7 @@ import numpy.typing as npt
 import psutil
 
 from uneven.embedding.kernels import kernels
-from uneven.embedding.pure.row_optimizers import CACHE_LINE, Bags, Floats, Kernels, zeros
+from uneven.embedding.pure.row_optimizers import CACHE_LINE, Bags, Floats, zeros
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_wire import (
     ENTRY_BYTES,
@@ -103,26 +103,26 @@ class SharedShard:
 
 
 class SharedReader:
-    """A worker's side."""
+    """A worker's side. Raises OSError or ValueError if it cannot reach the memory that ``text`` offers."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        life: int,
-        numbers: npt.NDArray[np.int64],
-        place: int,
-        region: npt.NDArray[np.uint8],
-        posts: int,
-        rows: dict[int, Floats],
-    ) -> None:
+    def __init__(self, text: str, life: int, rank: int, spec: ShardSpec) -> None:
+        machine, pid, state, regions, pipe, found = json.loads(text)
+        if machine != boot():
+            raise ValueError(machine)
+        self._numbers = attached(pid, state).view(np.int64)
+        if self._numbers[0] != life:  # in another container, a process with the shard's number
+            raise ValueError(pid)
+        self._rows: dict[int, Floats] = {
+            group: attached(pid, fd).view(np.float32).reshape(one.rows, one.width)
+            for group, one in enumerate(spec.groups)
+            if (fd := found.get(str(group))) is not None
+        }
+        self._region = attached(pid, regions, write=True, start=rank * _REGION_BYTES, size=_REGION_BYTES)
+        self._posts = os.open(f"/proc/{pid}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._posts)
         self.life = life
-        self._posts = posts
-        weakref.finalize(self, os.close, posts)
-        self._kernels = kernels
-        self._numbers = numbers
-        self._place = place
-        self._region = region
-        self._rows = rows
+        self._kernels = kernels()
+        self._place = _SEQUENCES + rank
         self._held: dict[int, tuple[int, float]] = {}  # place → end, and the update whose arrays are there
         self.lookups = self.read = 0  # since the last gradient
         self.sent = 0  # the last update that went by the socket: later ones must not overtake it
@@ -130,25 +130,10 @@ class SharedReader:
     @classmethod
     def of(cls, text: str, life: int, rank: int, spec: ShardSpec) -> "SharedReader | None":
         """Return a reader of a shard's memory, or None on another machine or without a compiled lookup."""
-        if not (text and can_share()):
-            return None
-        machine, pid, state, regions, pipe, found = json.loads(text)
-        if machine != boot():
-            return None
         try:
-            numbers = attached(pid, state).view(np.int64)
-            if numbers[0] != life:  # in another container, a process with the shard's number
-                return None
-            rows = {
-                group: attached(pid, fd).view(np.float32).reshape(one.rows, one.width)
-                for group, one in enumerate(spec.groups)
-                if (fd := found.get(str(group))) is not None
-            }
-            region = attached(pid, regions, write=True, start=rank * _REGION_BYTES, size=_REGION_BYTES)
-            posts = os.open(f"/proc/{pid}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return cls(text, life, rank, spec) if can_share() else None
         except (OSError, ValueError):  # no such process or descriptor, or another user's; or another process's memory
             return None
-        return cls(kernels(), life, numbers, _SEQUENCES + rank, region, posts, rows)
 
     @property
     def version(self) -> int:
