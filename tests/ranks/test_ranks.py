@@ -17,7 +17,7 @@ from uneven.runtime.world import discover
 from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 from uneven.testing.rank_process import RankProcess
 from uneven.testing.ranks import fork_server
-from uneven_bench.forked.scripts import Script
+from uneven_bench.forked.scripts import Script, run_script
 
 
 @ranks(3)
@@ -173,6 +173,13 @@ def test_what_cannot_travel_is_refused() -> None:
         ranks(2)(lambda me: None)
 
 
+@pytest.fixture
+def body(tmp_path: Path) -> dict[str, str]:
+    """An environment with a module that has a body. ``Forked`` saves another fork server the import of torch there."""
+    (tmp_path / "tests_ranks_body.py").write_text("def body(me): return me.rank\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+
+
 PARENT = """
 import subprocess, time, tests_ranks_body as t
 from uneven.testing import run_ranks, pool_pids
@@ -184,10 +191,8 @@ time.sleep(600)
 """
 
 
-def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "tests_ranks_body.py").write_text("def body(me): return me.rank\n")
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    with Script(["-c", PARENT], env={**os.environ, "PYTHONPATH": path}) as parent:
+def test_processes_end_with_a_parent_that_is_killed(body: dict[str, str]) -> None:
+    with Script(["-c", PARENT], env=body) as parent:
         while not parent.printed().endswith("\n"):
             assert parent.poll() is None, parent.communicate()
             time.sleep(0.02)
@@ -198,16 +203,28 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another() -> None:
-    run_ranks(2, whoami)
-    before = kept_pids()
-    (fork_server,) = before - pool_pids()
-    with Script(["-c", "import time; time.sleep(600)"]) as script:
-        os.kill(fork_server, signal.SIGKILL)
-        os.waitid(os.P_PID, fork_server, os.WEXITED | os.WNOWAIT)  # until all of its threads are gone
-        assert len(run_ranks(2, whoami)) == 2
-        assert before.isdisjoint(kept_pids())
-        assert script.wait(60) == -signal.SIGKILL  # nobody would hear of its end any more: it counts as killed, and is
+KILLER = """
+import os, signal, subprocess, tests_ranks_body as t
+from uneven.testing import kept_pids, pool_pids, run_ranks
+from uneven_bench.forked.run import Forked
+from uneven_bench.forked.scripts import Script
+subprocess.Popen = Forked
+run_ranks(2, t.body)
+before = kept_pids()
+(fork_server,) = before - pool_pids()
+with Script(["-c", "import time; time.sleep(600)"]) as script:
+    os.kill(fork_server, signal.SIGKILL)
+    os.waitid(os.P_PID, fork_server, os.WEXITED | os.WNOWAIT)  # until all of its threads are gone
+    assert run_ranks(2, t.body) == [0, 1]
+    assert before.isdisjoint(kept_pids())
+    assert script.wait(60) == -signal.SIGKILL  # nobody would report its end any more: it counts as killed, and is
+print("all seen")
+"""
+
+
+def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another(body: dict[str, str]) -> None:
+    done = run_script(["-c", KILLER], env=body)
+    assert (done.returncode, done.stdout) == (0, "all seen\n"), done.stderr
 
 
 def test_stopping_the_pool_twice_is_fine() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from tiers import rest
 from uneven.errors import ConfigError, TrainingError
 from uneven.policy.balance import Balancer
 from uneven.policy.core.actions import Split
@@ -200,22 +201,22 @@ def test_copies_of_the_model_are_nobodys_replicas(me: RankContext) -> None:
     assert_same(model, reference(1, net()))
 
 
-@pytest.mark.parametrize("when", ["before", "after", "in place"])
+@pytest.mark.parametrize("when", ["before", "after", rest("in place")])
 @ranks(2)
 def test_a_compiled_model(me: RankContext, when: str) -> None:
     """Without the code generator, which takes half a minute; the hooks meet the same graph."""
     torch._dynamo.reset()
     with uneven.Session(balance=Moving()) as session:
         model = net()
-        compiled = torch.compile(model, backend="aot_eager") if when == "before" else model
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True) if when == "before" else model
         session.setup(compiled)
         if when == "after":
-            compiled = torch.compile(model, backend="aot_eager")
+            compiled = torch.compile(model, backend="aot_eager", dynamic=True)
         elif when == "in place":
             model.compile(backend="aot_eager")
         optimizer, loss = sgd(model), F.cross_entropy
         if when == "before":  # the first losses are looked at, and that is nothing to the compiler
-            loss = torch.compile(loss, backend="aot_eager", fullgraph=True)
+            loss = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=True)
         for x, y in session.loader(TensorDataset(*tensors()), X):
             loss(compiled(x), y).backward()
             optimizer.step()

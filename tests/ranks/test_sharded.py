@@ -21,6 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.utils.data import TensorDataset
 
 import uneven
+from tiers import rest
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
 from uneven.policy.core.records import LineRecord, StepRecord
@@ -208,7 +209,7 @@ def test_mixed_precision(me: RankContext) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("when", ["before", "in place", "after"])
+@pytest.mark.parametrize("when", ["before", rest("in place"), "after"])
 @ranks(2)
 def test_compiled(me: RankContext, when: str) -> None:
     """Layers before they are divided, the divided model in place, or what ``setup`` was given."""

@@ -40,6 +40,7 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
 
 
+@pytest.mark.rest
 def test_here_several_workers_can_train() -> None:
     done = doctor(COLUMNS="400")  # or it breaks its lines
     assert done.returncode == 0, done.stdout

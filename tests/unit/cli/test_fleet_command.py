@@ -33,6 +33,7 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 """
 
 
+@pytest.mark.rest
 def test_a_described_ensemble_is_trained_and_who_failed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
