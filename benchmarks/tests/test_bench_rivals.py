@@ -130,3 +130,10 @@ def test_every_rival_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     result = rivals.run(True, lambda phase, state, done: said.append(done))
     assert said == sorted(said)
     assert result["gain_over_best_rival"]["quiet"] > 0.9
+
+
+def test_the_bench_plays_made_up_loads_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNEVEN_DATA", raising=False)
+    (use,) = rivals.uses(None).values()
+    found = rivals.flickering(use, seeds=2)
+    assert found["2"]["together"] > found["2"]["lb-bsp"]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
 from uneven.policy.samples.finish_together import FinishTogether, LaunchFit
-from uneven_bench.rivals import bench
 from uneven_bench.rivals.cases import cases
 from uneven_bench.rivals.loops import oracle, ours
 from uneven_bench.rivals.together import flicker, together
@@ -113,13 +112,6 @@ def test_it_is_not_behind_where_load_is_steady(number: int) -> None:
     limit_s = oracle(case).iteration_s
     plain = limit_s / ours(case, balancers.resolve("lb-bsp")).iteration_s
     assert limit_s / together(case).iteration_s > plain - 0.012
-
-
-def test_the_bench_plays_made_up_loads_without_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UNEVEN_DATA", raising=False)
-    (use,) = bench.uses(None).values()
-    found = bench.flickering(use, seeds=2)
-    assert found["2"]["together"] > found["2"]["lb-bsp"]
 
 
 def test_what_a_launch_takes_is_found_under_load_that_changes() -> None:
