@@ -22,7 +22,8 @@ class Transferable(Protocol):
 
 
 class FixedMembers:
-    """The workers of a run in which none leaves or joins; see :class:`uneven.run.membership.elastic_run.ElasticRun`."""
+    """The workers of a run in which none leaves or joins; see :class:`uneven.run.membership.elastic_run.ElasticRun`.
+    Raises ConfigError if one is asked to leave."""
 
     generation = 0
     changes = False

@@ -332,6 +332,8 @@ class ReplicaSync(NoSync):
             self._launch(order)
 
     def remove_member(self, worker: int) -> Any:
+        """Remove a failed worker: no worker waits for it, and its further updates are rejected. Returns immediately;
+        None if this worker is not connected to the server yet."""
         return self.aggregator.remove_member(worker)
 
     def settle(self) -> None:
