@@ -17,7 +17,14 @@ from uneven.errors import ConfigError, JournalError, LaunchError, access
 
 
 def why(
-    target: Annotated[list[str], argument("RUN | -- COMMAND [ARG]…", "A run directory, or the command that trains.")],
+    target: Annotated[
+        list[str] | None,
+        argument(
+            "[RUN] | -- COMMAND [ARG]…",
+            "A run directory, or the command that trains. [default: the newest in ./runs]",
+            show_default=False,
+        ),
+    ] = None,
     run_dir: Annotated[
         Path | None, option("DIR", "Directory for the journal. [default: a new one in ./runs]", "--run-dir")
     ] = None,
@@ -49,12 +56,20 @@ def why(
     \b
     Examples:
       uneven why -- torchrun --nproc-per-node 4 train.py
-      uneven why runs/NAME                          explain a recorded run again
+      uneven why                                    explain the newest run again
+      uneven why runs/NAME
       uneven why --live runs/NAME
       uneven why --try -- uneven run --nproc 4 train.py --data /data/images
       uneven why --format json runs/NAME
       eval "$(uneven why --environment runs/NAME)"  on another machine, before its launcher
     """
+    from uneven.journal.reader import newest_run, rank_paths
+
+    if environment and not target:
+        raise ConfigError("uneven why --environment: name the run directory, as `uneven why --environment runs/NAME`")
+    if trial and not target:
+        raise ConfigError("uneven why --try: name the command, as `uneven why --try -- uneven run train.py`")
+    target = target or [str(newest_run())]
     recorded = len(target) == 1 and shutil.which(target[0]) is None
     if environment:
         print(f"export PYTHONPATH={shlex.quote(python_path(Path(target[0])))}")
@@ -68,7 +83,6 @@ def why(
             watch(Path(target[0]))
         show(Path(target[0]), form)
         return
-    from uneven.journal.reader import rank_paths
     from uneven.runtime import rundir
 
     if trial:

@@ -49,7 +49,7 @@ def best(found: Explanation) -> Remedy | None:
 
 
 def options_of(remedy: Remedy) -> list[str]:
-    """Return the options of a remedy's ``uneven run [OPTION]… train.py``."""
+    """Return the options of a remedy's ``uneven run [OPTION]… SCRIPT``."""
     return shlex.split(remedy.command)[2:-1]
 
 

@@ -53,10 +53,27 @@ def test_the_end_of_this_command_ends_the_training(tmp_path: Path) -> None:
     why.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("words", "way_out"), [("--environment", "runs/NAME"), ("--try", "--try -- "), ("", "no run in")]
+)
+def test_without_a_target_the_error_says_what_to_name(
+    words: str, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["why", *words.split()])
+    assert end.value.code == 2
+    assert way_out in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.rest
-def test_one_variable_attaches_a_worker_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_variable_attaches_a_worker_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "mine"
     with pytest.raises(SystemExit):
-        main(["why", "--environment", str(tmp_path / "run")])
+        main(["why", "--environment", str(run)])
     (line,) = capsys.readouterr().out.splitlines()
     name, value = shlex.split(line.removeprefix("export "))[0].split("=", 1)
     trains = """
@@ -69,5 +86,10 @@ for _ in range(5):
 """
     launcher = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     subprocess.run([sys.executable, "-c", trains], env={**os.environ, **launcher, name: value}, timeout=60, check=True)
-    (rank,) = journal.read(tmp_path / "run").ranks
+    (rank,) = journal.read(run).ranks
     assert rank == 3
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["why"])
+    assert not end.value.code
+    assert "uneven why: mine" in capsys.readouterr().out

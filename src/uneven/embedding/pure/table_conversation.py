@@ -84,7 +84,8 @@ class TableLink:
         return [], [(m.number, m)]
 
     def _welcomed(self, m: TableMessage) -> list[TableMessage]:
-        before, self._last, self.life = self._last, m.life, m.life
+        before = self._last
+        self._last = self.life = m.life
         self.version = m.version
         new = m.life != before  # the same life again only answers a repeated greeting, perhaps late
         if new and before:

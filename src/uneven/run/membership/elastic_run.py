@@ -248,7 +248,7 @@ class ElasticRun:
             record = record_of(generation, self.membership.worker, self._iteration, time.time(), pause_s)
             self._write(record)
             if self.membership.place == 0:
-                self._say(f"{record.why}; {len(generation.members)} workers continue with iteration {self._iteration}")
+                self._say(f"{record.why}; workers now: {len(generation.members)}, next iteration: {self._iteration}")
         if self.membership.worker in self.membership.donors(generation).values():
             self._admit(generation)
 

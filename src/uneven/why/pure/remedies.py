@@ -15,7 +15,7 @@ _SEEDS = range(3)
 _STEPS = 400  # simulated at least: in a short run, balancers would still look for their shares
 _WORTH = 1.03  # smaller gains are not listed
 _LOCAL, _SHARES = "with local:every=8", "with lb-bsp"
-_BALANCED = "uneven run --balance lb-bsp train.py"
+_BALANCED = "uneven run --balance lb-bsp SCRIPT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Cure:
     command: str = ""
 
 
-_RARELY = Cure(_LOCAL, "averaging every 8 steps instead of each", "uneven run --sync local:every=8 train.py")
+_RARELY = Cure(_LOCAL, "averaging every 8 steps instead of each", "uneven run --sync local:every=8 SCRIPT")
 
 
 def with_remedies(found: Explanation, records: Sequence[Record]) -> Explanation:
@@ -94,7 +94,7 @@ def _of_a_slow_worker(found: Explanation, slow: Suspect) -> list[Cure]:
         made.append(Cure(_SHARES, "batches of equal cost (uneven.Session, cost=)", _BALANCED))
     else:
         made.append(Cure(_SHARES, "unequal shares (three lines: uneven.Session)", _BALANCED))
-    command = "uneven run --balance lb-bsp --sync local:every=8 train.py"
+    command = "uneven run --balance lb-bsp --sync local:every=8 SCRIPT"
     both = Cure(f"{_SHARES} and {_LOCAL}", "unequal shares, averaged every 8 steps", command)
     return [*made, _RARELY, both]
 
