@@ -4,10 +4,10 @@ Usage: elastic_more.py WAY FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (befor
 after@W:N (right after it), late@W:N (takes it for failed, when another one has not), or door@N (nobody makes exchange N
 before somebody asks to join).
 
-WAY is soap (refreshed at every step), kfac (every fourth), muon, together (three batches for each exchange),
-unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its own), weighted (batches count by
-the weights of their samples), steps (no loader, a global batch), own (no loader, each worker's own number of samples),
-or profiled (before the training).
+WAY is soap (refreshed at every step), kfac (every fourth), muon, together (three batches for each exchange), summed
+(three exchanges for each step), unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its
+own), weighted (batches count by the weights of their samples), steps (no loader, a global batch), own (no loader, each
+worker's own number of samples), or profiled (before the training).
 """
 
 import json
@@ -261,20 +261,23 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     for one in parts:
         one.inside, one.elastic, one.log = own, elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
-    together, held = TOGETHER if way == "together" else 1, []
+    together, held = TOGETHER if way in ("together", "summed") else 1, []
     for _ in range(0 if alone else loader.epoch, 1 if alone else epochs):
         for x, y, ids in drawn(session, way) if alone else loader:
             part = inside(session).part
             mine = ids.tolist() if part.batch(session.worker) else []
-            held.append([own.exchanges, part.epoch, part.iteration, part.size, mine])
+            first = own.exchanges - (len(held) if way == "summed" else 0)  # of the step
+            held.append([first, part.epoch, part.iteration, part.size, mine])
             ends = len(held) == together or part.end == N
             if way == "weighted":
                 wait_for_faults(own, faults)
-            with nullcontext() if ends else session.no_sync():
+            if way == "summed":
+                wait_for_faults(own, faults)
+            with nullcontext() if ends or way == "summed" else session.no_sync():
                 loss = loss_of(way, session, net, x, y, ids)
                 for one in parts:
                     one.inputs, one.ids = x, ids.tolist()
-                if ends:
+                if ends and way != "summed":
                     wait_for_faults(own, faults)
                 loss.backward()
             if ends:

@@ -151,7 +151,7 @@ def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> N
     folder = tmp_path / "run"
     words = ["--nproc", 2, "--elastic", "1:2", "--leave-on", "USR1", "--run-dir", folder, script]
     with serving(MetadataService(quiet=2)) as url, run(*words, url, merged=True) as it:
-        while "workers continue" not in it.printed():
+        while "workers now: 1" not in it.printed():
             assert it.poll() is None, it.printed()
             time.sleep(0.02)
         it.send_signal(signal.SIGUSR1)

@@ -139,11 +139,14 @@ def check(
     survivors: set[int],
     epochs: int = 2,
     lost: dict[int, range] | None = None,
+    most: int = 4,
 ) -> None:
     """Four workers, faults, and one that joins: no sample is lost, and the model is one process's."""
     port = free_port()
     script, meeting = [HERE / "elastic_more.py", way, folder, epochs, *faults], f"127.0.0.1:{port}"
-    with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder / "run", *script) as a:
+    with run(
+        "--nproc", 4, "--elastic", f"1:{most}", "--rdzv-endpoint", meeting, "--run-dir", folder / "run", *script
+    ) as a:
         await_door(a, folder)
         with run("--join", meeting, "--run-dir", folder / "joined", *script) as b:
             said, said_there = a.communicate(100)[1], b.communicate(100)[1]
@@ -169,6 +172,12 @@ def check(
 def test_lost_before_and_after_an_exchange_and_joined(tmp_path: Path, way: str) -> None:
     """Worker 2 dies before an exchange; 1 after one that 0 has not completed; 4 joins."""
     check(tmp_path, way, ["kill@2:3", "after@1:6", "late@0:6", "door@9"], {0, 3, 4})
+
+
+@pytest.mark.parametrize("door", [9, 10])
+def test_a_worker_joins_after_a_step_and_not_between_its_exchanges(tmp_path: Path, door: int) -> None:
+    """Otherwise it would lack the gradients that wait, and count the batches of a step from another one on."""
+    check(tmp_path, "summed", [f"door@{door}"], {0, 1, 2, 3, 4}, most=5)
 
 
 @pytest.mark.parametrize("way", ["part", rest("pieces")])

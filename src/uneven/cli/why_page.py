@@ -26,7 +26,7 @@ def blocks(found: Explanation) -> list[str | PageTable]:
     for one in found.suspects:
         lines += [_sentence(one, found), f"  cause   {CAUSES[one.cause]}: {one.evidence}"]
     lines += [f"  else    {text}" for text in _excluded(found)] if found.suspects else []
-    made.append("\n".join(lines or [f"No worker is slower than the others. {found.bound}"]))
+    made.append("\n".join(lines or [f"No worker is late enough to be named. {found.bound}"]))
     made.append(_worker_table(found.workers))
     if pauses := [_pause(one) for one in found.pauses if one.part >= 0.005]:
         made.append("\n".join(pauses))

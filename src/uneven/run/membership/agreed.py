@@ -50,7 +50,7 @@ class AgreedMembers(ElasticRun):
             return
         assert self._run is not None
         if self._run.apart:
-            return  # a newcomer starts from a merged model; the next merge announces it again
+            return  # a newcomer starts from a merged model without gradients; the next exchange announces it again
         # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
         through = LEAVING not in announced or self.rounds.all_through()
         if through and announced[self.membership.place] == LEAVING and self.may_leave(announced):

@@ -307,6 +307,11 @@ class InFlightBatches:
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(id(one) in self._trained for group in optimizer.param_groups for one in group["params"])
 
+    @property
+    def unstepped(self) -> bool:
+        """True if gradients of batches wait for a step; False if steps cannot be observed."""
+        return self._watched and self._passed > 0
+
     def unused(self) -> tuple[Portion, ...]:
         return tuple(one.part for one in self._open) if self._watched else ()
 

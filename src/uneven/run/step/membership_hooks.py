@@ -18,8 +18,8 @@ class MembershipHooks:
 
     @property
     def apart(self) -> bool:
-        """True if replicas have taken steps that are not merged yet."""
-        return self._loop.model.agreement.apart
+        """True if steps are not merged yet, or gradients wait for a step: a newcomer would have neither."""
+        return self._loop.model.agreement.apart or self._loop.hands.unstepped
 
     def settle(self) -> None:
         """Merge the steps that are not merged yet."""
