@@ -119,5 +119,7 @@ def test_two_collections_in_a_model_are_refused_on_servers(tmp_path: Path, monke
     with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM), uneven.Session() as session:
         with refusal("2 collections of tables.*one EmbeddingCollection"):
             session.setup(torch.nn.ModuleList([pooled, rows]))
+        with pytest.raises(ConfigError, match="2 collections of tables"):
+            rows.flush()  # a script without a session, too
         for one in (pooled, rows):
             one.close()

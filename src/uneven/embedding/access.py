@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,6 @@ class TableAccess:
         self._hosts: list[TableHost] = []
         self._closing: Callable[[], object] = lambda: None
         self._ended = False
-        self.served = False  # by table servers of a run, not by threads of this process
 
     @property
     def client(self) -> TableClient:
@@ -187,8 +187,14 @@ class TableAccess:
 
     def _servers(self, world: World, stack: ExitStack) -> tuple[Any, int]:
         if world.run_directory is not None and (count := shards_in(world.run_directory / TABLES)):
-            self.served = True
-            return world.run_directory / TABLES, count
+            place = world.run_directory / TABLES, world.rank
+            if _on_servers.setdefault(place, self) is not self:
+                raise ConfigError(
+                    "this process has 2 collections of tables, and the servers of a run hold one: put all tables into "
+                    "one EmbeddingCollection, and pool rows in the model with torch.nn.functional.embedding_bag"
+                )
+            stack.callback(_on_servers.pop, place, None)
+            return place[0], count
         if not world.alone:
             raise ConfigError(
                 f"{world.size} workers and no table servers: each would train its own tables; start the script with "
@@ -203,6 +209,10 @@ class TableAccess:
         for host in self._hosts:
             stack.callback(host.close)
         return folder.path, self._alone
+
+
+_on_servers: weakref.WeakValueDictionary[tuple[Path, int], TableAccess] = weakref.WeakValueDictionary()
+"""The access of a rank to the servers in a directory. Updates of a second one would have numbers of the first one's."""
 
 
 def _changes(ids: Any) -> Any:

@@ -41,17 +41,9 @@ class TablesCallback(Callback):
     def attach(self, run: CallbackContext) -> None:
         """Connect to the shards, so that configuration errors are raised before the training starts."""
         self._run = run
-        found = [
-            one for one in run.model.modules() if isinstance(getattr(one, "uneven_callback", None), TablesCallback)
-        ]
-        self._tables = next(one for one in found if one.uneven_callback is self)
+        self._tables = next(one for one in run.model.modules() if getattr(one, "uneven_callback", None) is self)
         self._door.scale = partial(_counts, run)  # evaluated at each step: the shares may move
         _ = self._door.client  # connects now
-        if self._door.served and len(found) > 1:
-            raise ConfigError(
-                f"the model has {len(found)} collections of tables, and the servers of a run hold one: put all tables "
-                f"into one EmbeddingCollection, and pool rows in the model with torch.nn.functional.embedding_bag"
-            )
 
     def batch_read(self, ids: Any) -> None:
         self._door.ahead(ids, learning=self._tables.anchor.requires_grad)
