@@ -56,3 +56,12 @@ def test_no_two_test_files_have_one_name() -> None:
         path.name for folder in ("tests", "benchmarks/tests") for path in (ROOT / folder).rglob("test_*.py")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_what_is_marked_for_the_second_tier_is_in_a_folder_that_it_collects() -> None:
+    (line,) = re.findall(r"^MARKED := (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    mark = re.compile(r"^@pytest\.mark\.rest$|^from tiers ", re.MULTILINE)
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text())]
+    folders = [ROOT / folder for folder in line.split()]
+    assert len(marked) > 5
+    assert [path.name for path in marked if not any(map(path.is_relative_to, folders))] == []

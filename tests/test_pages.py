@@ -59,10 +59,12 @@ RUNNABLE = [
 ]
 LONG = (
     START,
-    *(ROOT / "docs" / "how-to" / name for name in ("focus.md", "notebook.md")),
+    ROOT / "docs" / "compare" / "ray.md",
+    *(ROOT / "docs" / "how-to" / f"{name}.md" for name in ("fleet", "focus", "notebook", "search-trials")),
+    ROOT / "docs" / "how-to" / "recommendation-servers.md",
     *(ROOT / "docs" / "api").glob("*.md"),
 )
-"""Pages that tests/system runs: they train for long, or on several workers, or are the examples of the API."""
+"""Pages that tests/system runs: they train for long, or start processes that import torch, or show the API."""
 
 
 def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
