@@ -50,7 +50,8 @@ class TableClient:
             raise ConfigError(
                 f"tables on {len(shards)} shards, but a connection to {line.shards}: give all the same --tables"
             )
-        self.rank, self.pid = rank, os.getpid()
+        self.rank = rank
+        self.pid = os.getpid()
         self.specs = tuple(shards)
         self._who = f"rank {rank}" if rank < READER else "a reader"
         self.timeout_s = timeout_s

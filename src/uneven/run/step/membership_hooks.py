@@ -18,7 +18,7 @@ class MembershipHooks:
 
     @property
     def apart(self) -> bool:
-        """True if steps are not merged yet, or gradients wait for a step: a newcomer would have neither."""
+        """True if steps are not merged yet, or gradients wait for a step: a newcomer would lack both."""
         return self._loop.model.agreement.apart or self._loop.hands.unstepped
 
     def settle(self) -> None:
