@@ -79,7 +79,7 @@ demo: .venv/.stamp-installed
 # One process runs all tests of a file, so a costly fixture is made once. In the order of their folders: short tests last.
 PYTEST := $(BIN)/python -m pytest
 SYSTEM := tests/system benchmarks/tests
-MARKED := tests/ranks tests/unit/cli tests/unit/embedding
+MARKED := tests/ranks tests/unit
 SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: .venv/.stamp-test

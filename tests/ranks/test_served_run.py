@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from tiers import rest
 from uneven import journal
 from uneven.cluster.virtual import datasets
 from uneven.errors import NonFiniteError
@@ -228,7 +229,7 @@ Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
 """
 
 
-@pytest.mark.parametrize("sync", ["ssp:staleness=3", "backup:spares=1"])
+@pytest.mark.parametrize("sync", ["ssp:staleness=3", rest("backup:spares=1")])
 def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path, sync: str) -> None:
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -68,6 +68,7 @@ def everything_shown(run: Path) -> None:
     PointStream().feed(read(run).records(), final=True)
 
 
+@pytest.mark.rest
 def test_every_damaged_line_is_refused_by_name_or_shown(
     lines: dict[int, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def test_short_steps_are_measured_in_bursts_that_all_workers_share(me: RankConte
     assert 60 < len(steps[0] & steps[1]) == min(map(len, steps.values())) < 1_100
 
 
+@pytest.mark.rest
 @ranks(2)
 def test_a_step_with_many_meetings_takes_less_than_a_kilobyte(me: RankContext, tmp_path: str) -> None:
     probe = attach(tmp_path)

@@ -187,6 +187,7 @@ def test_the_sixteen_cards_gain_more_than_the_twelve() -> None:
     assert gains[0] > gains[1] > 1.1
 
 
+@pytest.mark.rest
 def test_ten_thousand_workers_meet_in_each_iteration() -> None:
     nodes = tuple(node(f"n{rank}", 1.0 + rank * 1e-4) for rank in range(10_000))
     outcome = simulate(

@@ -68,7 +68,7 @@ def test_proportional_waits_for_everybody_and_says_for_whom() -> None:
     assert "rank 1 and 1 more" in split.reason
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(speeds=st.lists(st.floats(0.5, 500), min_size=2, max_size=12), total=st.integers(12, 5000))
 def test_linear_workers_finish_within_one_samples_time_of_each_other(speeds: list[float], total: int) -> None:
     """Acceptance test 4 of the LB-BSP specification; without limits, which may hold a worker back."""

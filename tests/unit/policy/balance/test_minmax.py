@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn) -> tuple[Curve, int, Limits]:
     return Curve(row(0.0, 0.8), row(0.0, 0.5), row(1e-4, 1e-2)), total, Limits(lower=lower, upper=upper)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(problem=problems())
 def test_it_is_as_early_as_one_sample_at_a_time(problem: tuple[Curve, int, Limits]) -> None:
     costs, total, limits = problem

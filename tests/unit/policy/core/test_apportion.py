@@ -20,7 +20,7 @@ from uneven.policy.core.apportion import MOST_SAMPLES, proportional
 from uneven.policy.core.exact import column
 from uneven.policy.core.views import Limits
 
-MANY = settings(max_examples=200)
+MANY = settings(max_examples=100)
 
 
 @st.composite

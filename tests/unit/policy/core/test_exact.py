@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uneven.policy.core.exact import column, exact_sum
 
-MANY = settings(max_examples=200)
+MANY = settings(max_examples=100)
 
 
 @MANY

@@ -174,6 +174,7 @@ print(profile.sizes[-1], profile.failed, profile.most)
 """
 
 
+@pytest.mark.rest
 def test_memory_that_really_does_not_suffice_does_not_end_the_process() -> None:
     """Address space for 200 MiB more; the run goes on with the limit that was found."""
     run = run_script(["-c", _CHILD], timeout_s=100)
