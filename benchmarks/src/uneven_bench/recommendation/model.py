@@ -61,7 +61,8 @@ class ClickNet(nn.Module):
     def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
         """Return scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
         dense = self.bottom(numbers)
-        vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
+        # no len(): TorchRec's pipeline traces the model
+        vectors = torch.cat([dense, pooled], 1).view(dense.shape[0], -1, DIM)
         products = vectors @ vectors.transpose(1, 2)
         score: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
         return score.squeeze(1)
