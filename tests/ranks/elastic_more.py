@@ -5,8 +5,8 @@ after@W:N (right after it), late@W:N (takes it for failed, when another one has 
 before somebody asks to join).
 
 WAY is soap (refreshed at every step), kfac (every fourth), muon, together (three batches for each exchange), summed
-(three exchanges for each step), unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its
-own), weighted (batches count by the weights of their samples), steps (no loader, a global batch), own (no loader, each
+(three exchanges for each step), unused (parameters), part (a separate sum), pieces (a separate gather or all-to-all),
+weighted (batches count by the weights of their samples), steps (no loader, a global batch), own (no loader, each
 worker's own number of samples), or profiled (before the training).
 """
 

@@ -217,7 +217,7 @@ with Script(["-c", "import time; time.sleep(600)"]) as script:
     os.waitid(os.P_PID, fork_server, os.WEXITED | os.WNOWAIT)  # until all of its threads are gone
     assert run_ranks(2, t.body) == [0, 1]
     assert before.isdisjoint(kept_pids())
-    assert script.wait(60) == -signal.SIGKILL  # nobody would report its end any more: it counts as killed, and is
+    assert script.wait(60) == -signal.SIGKILL  # no process would report its end: it counts as killed, and is
 print("all seen")
 """
 

@@ -312,5 +312,5 @@ def test_a_cut_table_of_which_a_batch_has_no_id_gives_zeros(closing: list[Embedd
     for small in ((torch.tensor([1, 2]), torch.tensor([0, 1])), none):
         for _ in range(20):
             freed = [np.full((2, 20), np.nan, np.float32) for _ in range(20)]
-            freed.clear()  # so that memory which nobody writes is not zero by chance
+            freed.clear()  # so that unwritten memory is not zero by chance
             assert torch.equal(tables({"small": small, "large": none}).values()[:, 4:], torch.zeros(2, 16))
