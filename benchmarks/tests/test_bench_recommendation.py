@@ -82,6 +82,9 @@ def test_a_pass_in_virtual_time_learns_and_a_shadow_never_waits() -> None:
     assert OnePass(data, small["asynchronous"], 0).run() == found["asynchronous"], "a seed gives one answer"
     assert found["asynchronous"].per_unit > 1.1 * found["easgd-5"].per_unit, "twins wait for the sync server"
     assert found["asynchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.15)
+    assert found["asynchronous"].gap == pytest.approx(4 * 0.5, rel=0.15), "four trainers wait for one server in turn"
+    assert 5 <= found["easgd-5"].gap <= 6, "a thread exchanges no more after its last batches"
+    assert found["synchronous"].gap is None
     assert found["synchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.3)
 
 
@@ -154,6 +157,10 @@ def test_the_quality_case_plays_all_that_was_decided(monkeypatch: pytest.MonkeyP
     own = LearningSettings(**found["quality"]["asynchronous"]["settings"])
     again = OnePass(a_log(1000), WAYS["asynchronous"], 0, own).run()
     assert found["quality"]["asynchronous"]["log_loss"] == [again.log_loss], "in whichever process"
+    assert [one["elp"] for one in found["elp"].values()] == [512, 1024, 2048] * 3
+    four = found["elp"]["asynchronous"]
+    assert (four["log_loss"], four["sync_gap"]) == (again.log_loss, again.gap)
+    assert found["elp"]["easgd-30"]["sync_gap"] is None, "no thread has 30 batches here"
 
 
 def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ import heapq
 import math
 import multiprocessing
 import os
+import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,20 @@ WAYS = {
     "synchronous": Learning(batch=8 * BATCH),
     "asynchronous": Learning(4, 2, ahead=1, every=0, stagger=STAGGER),
     **{name: Learning(4, 2, ahead=1, every=every, stagger=STAGGER) for name, every in TWINS.items()},
+}
+TRAINERS = (2, 4, 8)
+
+
+def at(way: str, trainers: int) -> str:
+    """Return the name of an asynchronous way with this number of trainers."""
+    return way if trainers == WAYS[way].trainers else f"{way}, {trainers} trainers"
+
+
+# The paper's table is played at the settings that the asynchronous way of four trainers has chosen.
+ELP = {
+    at(way, trainers): replace(WAYS[way], trainers=trainers)
+    for way in ("asynchronous", *TWINS)
+    for trainers in TRAINERS
 }
 
 
@@ -111,7 +126,7 @@ class OnePass:
         self._kernels = kernels()
         self._server_free = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._at = self._numbered = self._running = self._started = self._applied = 0
+        self._at = self._numbered = self._running = self._started = self._applied = self._exchanged = 0
 
     @threads()
     def run(self) -> Learned:
@@ -193,6 +208,7 @@ class OnePass:
     def _exchange(self, trainer: _Trainer, now: float, then: Callable[[float], None]) -> None:
         """Exchange by EASGD: the central replica and the trainer's move towards each other; the server takes its
         time."""
+        self._exchanged += 1
         sent = trainer.dense.clone()
         over = self._server_free = max(now, self._server_free) + _EXCHANGE
 
@@ -225,7 +241,10 @@ class OnePass:
             F.binary_cross_entropy_with_logits(score[part], clicked[part]).item()
             for part in (slice(half), slice(half, None))
         )
-        return Learned(loss, area_under_curve(clicked[half:], score[half:]), validation, per_unit)
+        # A shadow exchanges for all threads of its trainer; in the foreground each thread does.
+        batches = self._applied / self._way.threads if self._way.every == 0 else self._applied
+        gap = batches / self._exchanged if self._exchanged else None
+        return Learned(loss, area_under_curve(clicked[half:], score[half:]), validation, per_unit, gap)
 
 
 def area_under_curve(clicked: Tensor, score: Tensor) -> float:
@@ -238,15 +257,42 @@ def area_under_curve(clicked: Tensor, score: Tensor) -> float:
 def quality(
     seeds: int, samples: int, grid: Sequence[LearningSettings], told: Callable[[str, str, float], None]
 ) -> dict[str, Any]:
-    """Play all ways on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged`."""
+    """Play all ways on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged` and
+    :func:`paper_table`."""
     data, ways = clicks(samples), list(WAYS)
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(cores, mp_context=context, initializer=_hold, initargs=(data,)) as pool:
         tuned = _played(pool, tuning.to_tune(ways, grid, seeds), partial(told, "tuning in virtual time"))
-        wanted = tuning.to_report(tuning.chosen(tuned), seeds)
+        own = tuning.chosen(tuned)
+        more = [Pass(way, own["asynchronous"], seed) for way in ELP for seed in range(seeds)]
+        wanted = list(dict.fromkeys([*tuning.to_report(own, seeds), *more]))
         found = _played(pool, wanted, partial(told, "learning in virtual time"))
-    return tuning.judged(tuned, found, seeds, TWINS)
+    return tuning.judged(tuned, found, seeds, TWINS) | {"elp": paper_table(found, own, seeds)}
+
+
+def paper_table(
+    found: Mapping[Pass, Learned], own: Mapping[str, LearningSettings], seeds: int
+) -> dict[str, dict[str, float | None]]:
+    """Return the paper's table, way → ``elp`` (batch × threads × trainers: examples in flight), ``sync_gap``
+    (iterations of a thread between two exchanges of its numbers), ``examples`` in a unit of time, ``log_loss`` and
+    ``logloss_vs_sequential`` (over one process at its own best settings, less 1): means over the seeds. The gap is None
+    if a pass ended before its first exchange."""
+    alone = [found[Pass("sequential", own["sequential"], seed)].log_loss for seed in range(seeds)]
+    rows: dict[str, dict[str, float | None]] = {}
+    for name, way in ELP.items():
+        many = [found[Pass(name, own["asynchronous"], seed)] for seed in range(seeds)]
+        gaps = [one.gap for one in many if one.gap is not None]
+        rows[name] = {
+            "elp": way.batch * way.threads * way.trainers,
+            "sync_gap": statistics.fmean(gaps) if len(gaps) == seeds else None,
+            "examples": statistics.fmean(one.per_unit for one in many),
+            "log_loss": statistics.fmean(one.log_loss for one in many),
+            "logloss_vs_sequential": statistics.fmean(
+                one.log_loss / base - 1 for one, base in zip(many, alone, strict=True)
+            ),
+        }
+    return rows
 
 
 def _played(pool: Executor, passes: Sequence[Pass], told: Callable[[str, float], None]) -> dict[Pass, Learned]:
@@ -267,4 +313,4 @@ def _hold(data: Clicks) -> None:
 
 def _play(one: Pass) -> Learned:
     assert _held is not None
-    return OnePass(_held, WAYS[one.way], one.seed, one.settings).run()
+    return OnePass(_held, (WAYS | ELP)[one.way], one.seed, one.settings).run()

@@ -54,6 +54,7 @@ class Learned:
     auc: float  # the area under the curve there
     validation: float  # log loss on the part for the choice of settings
     per_unit: float  # examples a unit of time
+    gap: float | None = None  # iterations of a thread between two exchanges of its numbers; None without exchanges
 
 
 def to_tune(ways: Iterable[str], grid: Sequence[LearningSettings], seeds: int) -> list[Pass]:
