@@ -34,7 +34,7 @@ from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 2.0
-_TIMES = {"nothing-shared": (3, 3.0)}  # rounds and window of a case by itself: under four minutes on an idle machine
+_TIMES = {"nothing-shared": (3, 3.0), "torchrec": (3, 3.0)}  # rounds and window of a case by itself: within ten minutes
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
@@ -91,7 +91,7 @@ SPEED = {
     ),
     "torchrec": (
         "two trainers", "unequal", "steep",
-        *(name for name in CASES if name.startswith(("TorchRec", "two trainers, "))),
+        *(name for name in CASES if name.startswith(("TorchRec", "two trainers, ", "two processes, "))),
     ),
 }  # fmt: skip
 """The measurements of one case; in each round one after the other."""

@@ -8,6 +8,7 @@ during the change does not stop the others.
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uneven.errors import PeerError
@@ -33,8 +34,33 @@ class LeftOut(PeerError):
     """The others have continued without this worker."""
 
 
+class _StoreOfRun:
+    """A connection to the store that raises PeerError if the store has ended, wherever a member uses it."""
+
+    def __init__(self, store: Any, worker: int) -> None:
+        self._store = store
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(_reached, self._worker, getattr(self._store, name))
+
+
+def _reached(worker: int, call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except RuntimeError as error:
+        raise _unreachable(worker, error) from error
+
+
+def _unreachable(worker: int, error: BaseException) -> PeerError:
+    short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return PeerError(
+        f"worker {worker} cannot reach the store of the run: its process ended, or the connection is cut ({short})"
+    )
+
+
 class Membership:
-    """One worker's place among changing members."""
+    """One worker's place among changing members. A method raises PeerError if the store has ended."""
 
     def __init__(
         self,
@@ -54,7 +80,7 @@ class Membership:
         self.timeout_s = timeout_s
         self.generation: Generation = first_generation(founders)  # the newest with this worker
         self.history: dict[int, Members] = {0: self.generation.members}
-        self.board = Board(connect())
+        self.board = Board(_StoreOfRun(connect(), worker))
         self.board.write(f"{SESSION}/{worker}", OPEN)
         self.board.write(f"{SITE}/{worker}", site)
         self._connect = connect
@@ -88,37 +114,30 @@ class Membership:
 
     def lost(self) -> bool:
         """Return whether a member of this generation has failed or given it up; cheap enough to poll."""
-        try:
-            news = self.board.count(NEWS)
-            # One counter instead of a read for each member, at every poll.
-            if news != self._news:
-                self._news = news
-                n, members = self.generation.number, self.generation.members
-                self._lost = bool(self.board.dead(members)) or any(
-                    self.board.look(f"said/{n}/{one}") is not None for one in members if one != self.worker
-                )
-        except RuntimeError as error:
-            raise self._ended(error) from error
+        news = self.board.count(NEWS)
+        # One counter instead of a read for each member, at every poll.
+        if news != self._news:
+            self._news = news
+            n, members = self.generation.number, self.generation.members
+            self._lost = bool(self.board.dead(members)) or any(
+                self.board.look(f"said/{n}/{one}") is not None for one in members if one != self.worker
+            )
         return self._lost
 
     @property
     def somebody_asks(self) -> bool:
-        """True if a worker asks to join and there is room. Raises PeerError if the store has ended."""
+        """True if a worker asks to join and there is room."""
         if self.watch.lost is not None:  # a single member waits for no other, and would not notice
-            raise self._ended(self.watch.lost)
+            raise _unreachable(self.worker, self.watch.lost)
         return self.watch.asked and len(self.members) < self.bounds[1]
 
     def agree(self, said: Statement) -> Generation:
         """End this generation and return the next one, without members that have failed.
 
         Raises LeftOut if the others counted this worker as failed. Raises PeerError if a member that is alive sends no
-        statement in time, the store has ended or too few members are left.
+        statement in time, or too few members are left.
         """
-        old = self.generation
-        try:
-            new = self._agreed(old, said)
-        except RuntimeError as error:
-            raise self._ended(error) from error
+        new = self._agreed(self.generation, said)
         if said.leaving:
             return new
         if self.worker not in new.members:
@@ -131,18 +150,15 @@ class Membership:
         """Return the generations since this one, without waiting; for members that make no common exchanges. Raises
         as :meth:`agree`."""
         found: list[Generation] = []
-        try:
-            while (new := self._next(leaving, closing)) is not None:
-                if self.worker not in new.members:
-                    if leaving and str(self.worker) not in self.board.dead((self.worker,)):
-                        break
-                    raise self._left_out(new)
-                self.enter(new)
-                found.append(new)
-                if not closing and not leaving:
-                    self._check_enough(new)
-        except RuntimeError as error:
-            raise self._ended(error) from error
+        while (new := self._next(leaving, closing)) is not None:
+            if self.worker not in new.members:
+                if leaving and str(self.worker) not in self.board.dead((self.worker,)):
+                    break
+                raise self._left_out(new)
+            self.enter(new)
+            found.append(new)
+            if not closing and not leaving:
+                self._check_enough(new)
         return found
 
     def _next(self, leaving: bool, closing: bool) -> Generation | None:
@@ -171,10 +187,7 @@ class Membership:
         return new
 
     def connected(self) -> Any:
-        try:
-            return self._connect()
-        except RuntimeError as error:
-            raise self._ended(error) from error
+        return _reached(self.worker, self._connect)
 
     def _left_out(self, new: Generation) -> LeftOut:
         why = new.why.get(str(self.worker), "")
@@ -239,8 +252,8 @@ class Membership:
             time.sleep(_GRACE_S)
             absent = [one for one in self.members if self.board.look(f"waits/{n}/{exchange}/{one}") is None]
             self.board.miss(absent, what)
-        except RuntimeError as error:
-            return self._ended(error)
+        except PeerError as error:
+            return error
         if absent:
             who = ", ".join(map(str, absent))
             return PeerError(
@@ -255,27 +268,22 @@ class Membership:
     def ask(self, introduction: dict[str, Any], waiting: Callable[[float], None]) -> Generation:
         """Ask to join, call ``waiting`` once a second with the seconds so far, and return the generation that
         includes this worker."""
-        try:
-            key = self.board.ask(self.worker, introduction)
-            began_s = said_s = time.monotonic()
-            newest = self.generation
-            while (text := self.board.look(key)) is None:
-                if self.board.look("over") is not None:
-                    raise PeerError(f"worker {self.worker} came too late: the run has ended")
-                time.sleep(_LOOK_EVERY_S)
-                now_s = time.monotonic()
-                if now_s - said_s > 1.0:
-                    said_s = now_s
-                    waiting(now_s - began_s)
-                    while (later := self.board.look(f"generation/{newest.number + 1}")) is not None:
-                        newest = generation_of(later)
-                    if {*newest.members} - {self.worker} <= {*self.board.dead(newest.members)}:
-                        raise PeerError(f"worker {self.worker} came too late: every member that could admit it is gone")
-            generation = generation_of(self.board.store.get(f"generation/{text}").decode())
-        except RuntimeError as error:
-            if isinstance(error, PeerError):
-                raise
-            raise self._ended(error) from error
+        key = self.board.ask(self.worker, introduction)
+        began_s = said_s = time.monotonic()
+        newest = self.generation
+        while (text := self.board.look(key)) is None:
+            if self.board.look("over") is not None:
+                raise PeerError(f"worker {self.worker} came too late: the run has ended")
+            time.sleep(_LOOK_EVERY_S)
+            now_s = time.monotonic()
+            if now_s - said_s > 1.0:
+                said_s = now_s
+                waiting(now_s - began_s)
+                while (later := self.board.look(f"generation/{newest.number + 1}")) is not None:
+                    newest = generation_of(later)
+                if {*newest.members} - {self.worker} <= {*self.board.dead(newest.members)}:
+                    raise PeerError(f"worker {self.worker} came too late: every member that could admit it is gone")
+        generation = generation_of(self.board.store.get(f"generation/{text}").decode())
         self.enter(generation)
         return generation
 
@@ -336,15 +344,6 @@ class Membership:
                 "after a change of members, but is alive: it hangs, or left the loop"
             )
         return None
-
-    def _ended(self, error: BaseException) -> PeerError:
-        if isinstance(error, PeerError):
-            return error
-        short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        return PeerError(
-            f"worker {self.worker} cannot reach the store of the run: its process ended, or the connection is cut "
-            f"({short})"
-        )
 
 
 _GRACE_S = 2.0

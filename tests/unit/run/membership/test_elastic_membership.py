@@ -6,10 +6,12 @@ import os
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
+from uneven.errors import PeerError
 from uneven.policy.core.membership import Generation
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.membership.failure_detector import FailureDetector
@@ -33,6 +35,20 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
             here.circle("exchanges")
         here.enter(Generation(number=1, members=(0,), left=(1,), came={}, why={"1": "it was killed"}))
         assert here.circle("exchanges").size == 1
+    finally:
+        here.close()
+
+
+@pytest.mark.parametrize(
+    "what", [lambda it: it.part_company(lambda: None), Membership.lost, Membership.follow, Membership.connected]
+)
+def test_without_the_store_of_the_run_each_question_raises_one_error(what: Any) -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    here = Membership(0, 2, (1, 2), partial(reach, "127.0.0.1", kept.port, 1.0), silence_s=0.0, timeout_s=10.0)
+    try:
+        del kept
+        with pytest.raises(PeerError, match=r"^worker 0 cannot reach the store of the run: its process ended, or"):
+            what(here)
     finally:
         here.close()
 
