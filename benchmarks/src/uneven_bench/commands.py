@@ -3,8 +3,6 @@
 A command is its options and its help alone. Its bench has ``run`` in ``uneven_bench.NAME.bench``.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -5,8 +5,6 @@
     inside(session).rounds(before=lambda number: strike(number), after=lambda made: log(made.contributors))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ class Round(NamedTuple):
     sums: list[Tensor]  # must not be changed
 
 
-def inside(session: Session) -> Inside:
+def inside(session: Session) -> "Inside":
     """Return the observer of a session, after its ``setup`` and before its first batch."""
     return Inside(session)
 

@@ -4,8 +4,6 @@ Real runs of 4 and 8 workers share this machine's cores; then the decision alone
 workers.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

@@ -3,8 +3,6 @@
 Everything runs in this process, one way after the other in each round, from the same start and over the same samples.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -6,8 +6,6 @@ the end of i + 1. The figure is the time of the best integer split ÷ the time o
 noise.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

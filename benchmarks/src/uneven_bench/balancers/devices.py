@@ -1,7 +1,5 @@
 """Workers with known costs, in virtual time, for ``uneven bench balancers``."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One sample at a time to the worker that finishes first with it."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Sequence

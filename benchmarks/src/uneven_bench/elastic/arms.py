@@ -1,7 +1,5 @@
 """The systems that ``uneven bench elastic`` compares, each with its way to start workers and to add one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from abc import ABC, abstractmethod

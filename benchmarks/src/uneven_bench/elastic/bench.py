@@ -4,8 +4,6 @@ Every arm trains the same network on the same samples. Each worker logs the time
 (:mod:`uneven_bench.elastic.workload`); all figures come from these files.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

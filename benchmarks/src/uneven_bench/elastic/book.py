@@ -1,7 +1,5 @@
 """Logs of one worker's merges or updates, which can strike the worker inside one. Run in the worker."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The cases of ``uneven bench elastic``, with the faults of each, drawn from a seed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

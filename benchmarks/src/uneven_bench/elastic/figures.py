@@ -1,7 +1,5 @@
 """The figures of the runs of ``uneven bench elastic``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It writes its address to the file. ``lighthouse`` is torchft's, ``store`` a TCPStore for torchrun's agents.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 NAMESPACE is the file of a network namespace, NAME the machine's host name, HOSTS its ``/etc/hosts``.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import socket

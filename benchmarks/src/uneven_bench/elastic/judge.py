@@ -1,7 +1,5 @@
 """Judges of ``uneven bench elastic``, which check a run with faults from the logs of its workers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

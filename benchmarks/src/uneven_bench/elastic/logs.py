@@ -1,7 +1,5 @@
 """The log of each worker of ``uneven bench elastic``, a line for each step, and its reader."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

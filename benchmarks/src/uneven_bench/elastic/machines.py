@@ -1,8 +1,6 @@
 """Machines on a network with lines that can be cut, for the faults of ``uneven bench elastic`` and ``machines``. Needs
 root."""
 
-from __future__ import annotations
-
 import math
 import os
 

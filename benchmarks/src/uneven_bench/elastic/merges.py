@@ -5,8 +5,6 @@ worker logs its steps in one file and its merges in another. The logged contribu
 replay proves it, because a wrong contributor gives other parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +23,7 @@ class LoggedMerge:
     groups: tuple[tuple[int, ...], ...] = ()
     group: tuple[int, ...] = ()  # the group of the writer
 
-    def agrees(self, other: LoggedMerge) -> bool:
+    def agrees(self, other: "LoggedMerge") -> bool:
         """Return whether two logs of a merge agree; results are equal within a group only."""
         same = (self.upto, self.workers, self.groups) == (other.upto, other.workers, other.groups)
         return same and (self.digest == other.digest or self.group != other.group)

@@ -1,7 +1,5 @@
 """The bench's side of a run: its orders to all workers, and a reader of their logs so far."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A player that runs a case on one arm: starts it, applies faults, adds newcomers, ends it, and keeps the logs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A replay of the committed steps of a run in one process, which judges the contents of each sum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -42,7 +40,7 @@ class ReplayedWorker:
         self._optimizer = workload.optimizer(self.model)
         self.samples = 0
 
-    def copy(self) -> ReplayedWorker:
+    def copy(self) -> "ReplayedWorker":
         """Return a newcomer with this worker's state."""
         other = ReplayedWorker(self._workload)
         other.model.load_state_dict(self.model.state_dict())

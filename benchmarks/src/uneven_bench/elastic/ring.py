@@ -5,8 +5,6 @@ of place g begin at place g − 1, which sends them to g − 2; each place adds 
 has the sum. So the order differs from one part of a tensor to the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The training script of ``uneven bench elastic``, one loop for each arm. Its argument is a task in JSON."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

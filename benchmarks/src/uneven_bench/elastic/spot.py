@@ -1,7 +1,5 @@
 """A trace of spot machines that come and go, and the part of their capacity that became useful samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

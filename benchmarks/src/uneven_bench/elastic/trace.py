@@ -1,7 +1,5 @@
 """The presence of machines over time, after recorded spot availability."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random

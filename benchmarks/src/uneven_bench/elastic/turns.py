@@ -1,7 +1,5 @@
 """The cost of ``--elastic`` without faults: two runs of ours, with it and without, that take turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

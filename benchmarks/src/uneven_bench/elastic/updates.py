@@ -4,8 +4,6 @@ A worker's samples count once an update that holds them has arrived at the serve
 update before its begin, and its arrival; if the worker is lost in between, the others log whether it has arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The parts of every loop of ``uneven bench elastic``: its orders, its log, and its faults. Runs in the worker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -37,7 +35,7 @@ class ElasticTask:
     told: dict[str, Any]  # settings of one loop
 
     @classmethod
-    def of(cls, text: str) -> ElasticTask:
+    def of(cls, text: str) -> "ElasticTask":
         return cls(**json.loads(text))
 
 

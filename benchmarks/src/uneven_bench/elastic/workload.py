@@ -5,8 +5,6 @@ non-zero exactly at the samples whose gradient is in the sum that the optimizer 
 samples from the sum itself, and need not trust the system that made it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ class CountedWorkload:
         """The least number of steps of an epoch."""
         return -(-self.samples // self.global_batch)
 
-    def model(self) -> Counting:
+    def model(self) -> "Counting":
         """Return the model, with the same weights on every call."""
         with torch.random.fork_rng():
             torch.manual_seed(_SEED)
@@ -69,7 +67,7 @@ class CountedWorkload:
         x = torch.randn(self.samples, FEATURES, generator=generator, dtype=self.dtype)
         return Images(TensorDataset(x, torch.randint(0, CLASSES, (self.samples,), generator=generator), index))
 
-    def optimizer(self, model: Counting) -> torch.optim.Optimizer:
+    def optimizer(self, model: "Counting") -> torch.optim.Optimizer:
         """Return SGD with momentum, which leaves the ledger unchanged."""
         groups: list[dict[str, Any]] = [{"params": model.layers.parameters()}, {"params": [model.ledger], "lr": 0.0}]
         return torch.optim.SGD(groups, RATE, MOMENTUM)

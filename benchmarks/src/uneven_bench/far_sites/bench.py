@@ -4,8 +4,6 @@ Learning at equal time and at equal bytes runs in virtual time with real gradien
 times of real runs are measured on emulated lines, as root.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping

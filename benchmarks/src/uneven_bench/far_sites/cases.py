@@ -1,7 +1,5 @@
 """The policies and worlds of ``uneven bench far-sites``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The time in which one thread picks, packs and writes ten million entries, of which 1 % is significant."""
 
-from __future__ import annotations
-
 import statistics
 import time
 

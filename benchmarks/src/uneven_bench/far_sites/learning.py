@@ -1,7 +1,5 @@
 """Learning of sites on slow lines in virtual time, by policy: loss over seconds and over bytes."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

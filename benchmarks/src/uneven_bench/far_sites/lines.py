@@ -5,8 +5,6 @@ together, so the loss after a number of steps does not depend on the lines. A st
 and the other steps run on free lines; the time to a loss is the product.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Learning of sites with skewed labels in virtual time, and the effect of a tuner."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The tasks that the sites of ``uneven bench far-sites`` learn in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 

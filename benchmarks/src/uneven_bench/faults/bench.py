@@ -5,8 +5,6 @@ moment. The judge checks the end of the run: in time, with the right exit code a
 processes or files left over; after a checkpoint, also that resumed workers use every sample once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from uneven_bench.faults.cases import draw

@@ -4,8 +4,6 @@
 Its None means that no page promises more than an end of the run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

@@ -1,7 +1,5 @@
 """The judge of a run with a fault: the right end, and each sample used once."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A player of one fault in a real ``uneven run``. Launcher and workers are forks (:mod:`uneven_bench.forked.run`)."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """The training script of ``uneven bench faults``, with a fault in one worker. Its argument is JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """One pipeline per member: each slot trains one member with torch's data loader, without sharing."""
 
-from __future__ import annotations
-
 import pickle
 import resource
 import time

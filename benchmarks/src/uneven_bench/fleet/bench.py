@@ -3,8 +3,6 @@
 Every method trains every member for the same number of epochs on the same samples, with this machine's cores as slots.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """The members of ``uneven bench fleet``: six small networks in three pairs of like speed, and two augmentations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -5,8 +5,6 @@ well. The judge checks that every member took all of its epochs, and not one ste
 program, this module is the training that is killed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -19,8 +19,6 @@ trains in its own process. Our work-arounds:
 Its processes start and import it before the clock starts, as Ray does.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +79,7 @@ class Processes:
         self._children: list[Child] = []
         self._told: dict[str, list[tuple[Any, ...]]] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> "Processes":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The producer and the member of :mod:`uneven_bench.fleet.tensor_socket`, each a process, with our work-arounds."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Every trial runs to its end, so Tune's choice of trials is not used. The next tr
 before the clock.
 """
 
-from __future__ import annotations
-
 import resource
 import time
 from typing import Any

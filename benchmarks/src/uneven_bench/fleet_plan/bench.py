@@ -4,8 +4,6 @@ Every method trains ensembles of 100 members like the paper's in virtual time on
 compared with the best rounds. All figures but the seconds of planning are equal on every machine.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

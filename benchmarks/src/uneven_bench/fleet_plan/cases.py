@@ -5,8 +5,6 @@ The paper gives few facts of its 100 members: rates on one device between 21 and
 epochs at any size; 30 606 images; 4 devices on a node. Everything else here is ours and marked so.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

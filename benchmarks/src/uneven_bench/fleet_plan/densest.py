@@ -1,7 +1,5 @@
 """The flotilla whose devices do the most useful work: ours, as an alternative to FLEET's rule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A planner that learns from the measured rates of running members."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The least time of an ensemble, and the best rounds for a small one: yardsticks that know each member's epochs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The tables of ``uneven bench fleet-plan``, and its pictures of plans."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from uneven.journal.report.page import Page

@@ -1,8 +1,6 @@
 """Rivals of FLEET as planners (:class:`uneven.fleet.pure.planning.flotillas.FlotillaPlanner`): one pipeline per member,
 homogeneous sharing, one after another."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

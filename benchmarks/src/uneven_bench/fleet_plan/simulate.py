@@ -5,8 +5,6 @@ out. FLEET-G's members start together at an epoch's start, so when one of them e
 round can stop. A newcomer of FLEET-L joins the stream in place and counts its epochs from there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

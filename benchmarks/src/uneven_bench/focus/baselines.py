@@ -4,8 +4,6 @@ Each is set up on the training and check parts of a scene, and asked about the t
 method's computing is timed, a call of the truth network costs its mean.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -201,7 +199,7 @@ def sure(
 
 
 def cascade(
-    seen: SceneSeen, binary: Mapping[int, Binary], targets: Targets, differ: Differ, like: Method | None = None
+    seen: SceneSeen, binary: "Mapping[int, Binary]", targets: Targets, differ: Differ, like: Method | None = None
 ) -> Method:
     """Answer NoScope-style, at query time: differences, a network for this class, the truth network if unsure.
 

@@ -1,7 +1,5 @@
 """``uneven bench focus``: recorded video, with cheap ingest and exact answers, against other ways."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from uneven.errors import ConfigError

@@ -5,8 +5,6 @@ other one gets the name of the most similar one. The network learns from four fi
 agreement with those names on the last fifth, frames of the same clips.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All methods on one scene: their costs at ingest and at query, and their answers."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Kills of processes at ingest and in queries, and the check that nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

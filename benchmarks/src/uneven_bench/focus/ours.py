@@ -1,7 +1,5 @@
 """Focus on a scene: settings from its sample, ingest as in a user's stream, queries about the test part."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import closing

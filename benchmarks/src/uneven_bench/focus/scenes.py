@@ -1,7 +1,5 @@
 """A synthetic stream whose objects are pictures of CIFAR-10, and its truth network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

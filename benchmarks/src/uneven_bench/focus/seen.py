@@ -1,7 +1,5 @@
 """A scene with its frames, boxes and truth, the same for all methods."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The speed of ingest on one core over real time, with all stages, decoding too."""
 
-from __future__ import annotations
-
 import io
 import os
 import statistics

@@ -4,8 +4,6 @@ A convolutional network of 48 million multiply-adds for a view of 32 x 32 pixels
 so its answer does not change with a pixel of the box; a query pays for all views.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Sequence

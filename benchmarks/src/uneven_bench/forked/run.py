@@ -7,8 +7,6 @@ real: the launcher, a session and a process group for each worker, its environme
 exit codes, signals and exit handlers. For the differences see :mod:`uneven_bench.forked.scripts`.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

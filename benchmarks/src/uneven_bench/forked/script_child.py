@@ -1,8 +1,6 @@
 """A process of :mod:`uneven_bench.forked.scripts`, which runs a program as a fresh Python would, real hooks and exit
 included."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import io

@@ -12,8 +12,6 @@ real. Differences: torch and this package are imported already, so tests of impo
 process; ``sys.path`` is the test's, after the program's folder and ``PYTHONPATH``; it leads a process group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The cases of ``uneven bench gpu``, and their tables."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time

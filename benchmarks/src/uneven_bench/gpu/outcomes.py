@@ -1,7 +1,5 @@
 """A plug-in of pytest that appends the outcome of each test to a file as soon as it is there: a line of JSON each."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -7,8 +7,6 @@ From a fresh copy of the tree, with torch and what ``pyproject.toml`` and its gr
 The file is written again after each part, so a machine that is taken away leaves the parts that had ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

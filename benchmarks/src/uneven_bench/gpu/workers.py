@@ -1,7 +1,5 @@
 """The workers of ``uneven bench gpu``; other processes import it by name."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

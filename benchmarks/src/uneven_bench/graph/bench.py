@@ -1,7 +1,5 @@
 """``uneven bench graph``: kernels, steps, cuts and exchanges, against DGL, PyG and torch where they are installed."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

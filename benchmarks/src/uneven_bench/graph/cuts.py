@@ -1,7 +1,5 @@
 """Partitioners: rows of an exchange, balance of the shares, and edges cut in a second."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The graphs of the bench: real ones from ``UNEVEN_DATA``, and a large random one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

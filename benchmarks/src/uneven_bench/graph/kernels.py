@@ -1,7 +1,5 @@
 """Sums over neighbours: ours, ours without the compiled file, DGL's, and the fastest of PyG's."""
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """A graph of a million vertices and twenty million edges: time of the cut, memory of the training."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

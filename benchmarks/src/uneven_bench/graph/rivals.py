@@ -1,7 +1,5 @@
 """DGL and PyG, if they are installed; else the reason."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Whole training steps of GraphSAGE and GCN on the whole graph, in one process: ours, DGL's and PyG's."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One worker of ``uneven bench graph``, which trains under every exchange or cut in turn; rank 0 writes the results."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from contextlib import nullcontext

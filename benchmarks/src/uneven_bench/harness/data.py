@@ -1,7 +1,5 @@
 """Recorded data in the folder that ``UNEVEN_DATA`` names."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Cases with faults, drawn from a seed and played side by side, and what their results say."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Medians with their middle half, over rounds in which all arms take turns."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -22,7 +20,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
+    def of(cls, values: Iterable[float]) -> "Spread":
         """Return the spread of at least one value."""
         each = list(values)
         if len(each) < 2:
@@ -31,7 +29,7 @@ class Spread:
         return cls(statistics.median(each), low, high)
 
     @classmethod
-    def ratio(cls, above: Sequence[float], below: Sequence[float]) -> Spread:
+    def ratio(cls, above: Sequence[float], below: Sequence[float]) -> "Spread":
         """Return the spread of the ratios of common rounds, in which both met the same machine."""
         return cls.of(a / b for a, b in zip(above, below, strict=True))
 

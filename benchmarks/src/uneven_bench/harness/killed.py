@@ -1,7 +1,5 @@
 """Kills of processes, and programs that are started again with the same command until they end well."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

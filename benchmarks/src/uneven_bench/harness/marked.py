@@ -1,7 +1,5 @@
 """The processes of a run, found by a variable of their environment, in any process group."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

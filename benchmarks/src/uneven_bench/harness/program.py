@@ -1,7 +1,5 @@
 """Modules of the benches as programs of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

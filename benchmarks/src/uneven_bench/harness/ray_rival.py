@@ -1,7 +1,5 @@
 """Ray Tune as a rival: a cluster on this machine, and trials of one core each."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The display of a bench: its progress on stderr, then its tables, then its result as JSON on request."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Collection, Iterator

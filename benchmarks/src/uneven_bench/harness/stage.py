@@ -5,8 +5,6 @@ emulator's. A worker writes its node's next limits into a socket, and continues 
 depend only on the number of its round.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import socket

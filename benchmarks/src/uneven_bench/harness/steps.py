@@ -1,7 +1,5 @@
 """Steps in journals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

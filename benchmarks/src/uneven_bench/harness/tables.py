@@ -4,8 +4,6 @@ Each mapping with figures is a row. Rows in the same place with much the same ke
 of their paths that they share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The training of runs with faults: a model that remembers who has used which sample, and notes to the bench."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """A worker on the stage: its task comes in a file, and rank 0's result goes back in another."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

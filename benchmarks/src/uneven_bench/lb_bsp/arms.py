@@ -4,8 +4,6 @@ Every arm is timed from outside in the same way: a gradient hook on the last par
 end of compute, the return of ``backward`` the end of the exchange.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

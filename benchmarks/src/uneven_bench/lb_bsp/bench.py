@@ -6,8 +6,6 @@ start of the run and corrected by its own iterations, and the next round's share
 min-max and runs on plain DDP.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence

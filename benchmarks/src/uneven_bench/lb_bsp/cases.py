@@ -1,7 +1,5 @@
 """The cases of ``uneven bench lb-bsp``: workers, their shares of a core over time, and arms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

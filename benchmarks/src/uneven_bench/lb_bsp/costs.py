@@ -1,7 +1,5 @@
 """Costs of a worker's iterations, measured at the start of a run, for the oracle and for LBB's profile."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ FlexRR, backup workers and accumulation replace the iteration by that of their c
 set without a loader, which is cheaper than the others' loaders.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

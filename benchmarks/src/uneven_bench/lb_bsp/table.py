@@ -1,7 +1,5 @@
 """The keys of ``uneven bench lb-bsp``, from its workers' measurements."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

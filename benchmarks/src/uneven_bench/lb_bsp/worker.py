@@ -1,7 +1,5 @@
 """One worker of ``uneven bench lb-bsp``: every arm of its cases in turn, block by block; rank 0 writes the results."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import asdict

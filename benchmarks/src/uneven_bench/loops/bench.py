@@ -1,7 +1,5 @@
 """``uneven bench loops``: samples of unequal cost, and evaluations, on workers with .6, .4, .2 and .1 of a core."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

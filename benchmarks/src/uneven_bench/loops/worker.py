@@ -5,8 +5,6 @@ before it, so its cost depends only on the number of characters: those of a batc
 rectangle (padded).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

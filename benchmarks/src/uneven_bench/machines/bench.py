@@ -4,8 +4,6 @@ Each host is a network namespace with its launcher; the store of an elastic run 
 each case (:mod:`uneven_bench.machines.cases`), and :mod:`uneven_bench.machines.judge` looks at its end.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

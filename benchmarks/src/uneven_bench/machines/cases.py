@@ -1,8 +1,6 @@
 """The faults of ``uneven bench machines`` and their expected ends, as ``docs/limits.md`` promises them. Pure: a seed
 and a number make a case."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random

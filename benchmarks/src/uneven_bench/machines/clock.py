@@ -4,8 +4,6 @@ A wait until a moment of that clock looks at the file every tenth of a second, a
 set.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import shutil

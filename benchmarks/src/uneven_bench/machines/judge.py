@@ -1,7 +1,5 @@
 """The judge of a run on several hosts: the right ends, the culprit's name, and each sample used once."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

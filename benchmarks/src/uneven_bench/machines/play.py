@@ -1,7 +1,5 @@
 """Playing one case of ``uneven bench machines``: hosts on a network, their launchers, and the faults."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The training script of ``uneven bench machines``. Its argument is JSON: host, folders, and the step of a fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@
 long.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

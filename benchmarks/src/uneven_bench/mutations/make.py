@@ -1,7 +1,5 @@
 """Damaged inputs: good ones, each changed once to three times. Pure, and the same for the same seed."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence

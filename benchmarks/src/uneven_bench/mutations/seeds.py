@@ -1,7 +1,5 @@
 """The good inputs to mutate, and the files that their commands name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

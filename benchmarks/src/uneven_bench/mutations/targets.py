@@ -5,8 +5,6 @@ uneven_bench.mutations.targets`` is the process in which ``uneven bench mutation
 harms no other. It prints JSON, a line before and a line after each input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """Gradients of all parameters as one vector."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Letters between ranks over ZeroMQ: whole numbers, and sometimes a vector of gradients."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Epochs and processor seconds to a target, in one process of one thread, each method at the best of a small grid."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Ways to take a step: each arm trains its own replica, and takes a plain, a factor or a refresh step on request."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """``uneven bench preconditioners``: K-FAC, SOAP and Muon against kfac-pytorch, SGD, AdamW and torch's Muon."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

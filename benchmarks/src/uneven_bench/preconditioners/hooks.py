@@ -1,7 +1,5 @@
 """The cost of K-FAC's hooks in a step in which they do nothing."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from functools import partial

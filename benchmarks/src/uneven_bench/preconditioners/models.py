@@ -1,7 +1,5 @@
 """Models of the bench and their random batches: a step costs the same on any numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

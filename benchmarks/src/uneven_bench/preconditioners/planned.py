@@ -1,7 +1,5 @@
 """A plan's steps of the unequal workers, from their measured costs, and its error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from uneven.cluster.pure.describe.parse import preconditioner_from_toml

@@ -1,7 +1,5 @@
 """One worker of ``uneven bench preconditioners``, which runs its task arm by arm; rank 0 writes the results."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

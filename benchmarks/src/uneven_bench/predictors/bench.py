@@ -5,8 +5,6 @@ the first half of each case is for training, the second half is scored. Recordin
 other figures are equal on every machine, up to rounding.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cases of ``uneven bench predictors``: made-up workers with a known truth, and the common form."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

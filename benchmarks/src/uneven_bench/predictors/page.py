@@ -1,7 +1,5 @@
 """Predicted against true speed, as pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from uneven.journal.report.html import write

@@ -1,7 +1,5 @@
 """Predictors on the iterations of a case, and their errors, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

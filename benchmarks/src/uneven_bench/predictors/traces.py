@@ -1,7 +1,5 @@
 """Real traces and recorded runs as cases of ``uneven bench predictors``."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Iterable, Mapping

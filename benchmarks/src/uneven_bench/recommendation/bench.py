@@ -1,7 +1,5 @@
 """Examples a second, and their cost: every case in each round, one after the other, servers included."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

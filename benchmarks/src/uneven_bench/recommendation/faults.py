@@ -1,7 +1,5 @@
 """A table shard that is killed during a run, and one that writes gigabytes while a trainer trains."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

@@ -1,7 +1,5 @@
 """DLRM on a made log, and the compared kinds of tables: on servers, in this process, as torch's modules."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

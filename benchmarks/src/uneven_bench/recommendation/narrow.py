@@ -1,7 +1,5 @@
 """Rows with fewer bits, on the server and in messages: log loss, bytes and processor time of one pass."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tables of ``uneven bench recommendation``, and its pictures of the scaling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from uneven.journal.report.page import Page

@@ -13,8 +13,6 @@ It is that of ``easgd``: d = α (x − x̃) of the replica that was sent, x̃ +=
 :mod:`uneven_bench.recommendation.tuning` chooses the settings and judges.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import multiprocessing

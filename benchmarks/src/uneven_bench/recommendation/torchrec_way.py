@@ -1,7 +1,5 @@
 """TorchRec on CPUs over gloo: whole tables on ranks (table-wise), DDP for the dense part; its pipeline is optional."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +22,13 @@ class TorchRecBatch:
     numbers: Tensor
     clicked: Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> TorchRecBatch:
+    def to(self, device: torch.device, non_blocking: bool = False) -> "TorchRecBatch":
         return self
 
     def record_stream(self, stream: Any) -> None:
         """CPUs have none."""
 
-    def pin_memory(self) -> TorchRecBatch:
+    def pin_memory(self) -> "TorchRecBatch":
         return self
 
 

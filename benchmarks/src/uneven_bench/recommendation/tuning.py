@@ -8,8 +8,6 @@
 All ways are also compared at equal settings: at Adagrad's sums from 0, and at the choice of the asynchronous way.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One worker of the bench, which trains until all have been warm long enough, and logs the end of each batch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

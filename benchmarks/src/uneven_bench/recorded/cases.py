@@ -4,8 +4,6 @@ All nodes together have 1.7 cores, so that on a machine of two only the descript
 inside their control groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The journal holds the predictors' inputs for each iteration: speed, batch, and t
 memory's use right after it.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """One training on an emulated cluster, as a user would start it, for the benches that read its journal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from uneven.cluster.pure.describe.spec import ClusterSpec

@@ -1,7 +1,5 @@
 """The delay of predictors behind a competing process that starts or ends at a known moment."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise

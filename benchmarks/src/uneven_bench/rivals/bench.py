@@ -5,8 +5,6 @@ of every iteration in advance. The cost of decisions is left out; our reports ar
 every iteration free of charge. ``docs/ideas/rivals.md`` lists the gaps of each description.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict

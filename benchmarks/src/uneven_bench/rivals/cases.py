@@ -1,7 +1,5 @@
 """The clusters of ``uneven bench rivals``: costs, and the slowness of each worker in each iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

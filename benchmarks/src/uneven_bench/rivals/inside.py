@@ -4,8 +4,6 @@ Each has its best setting in hindsight: the micro-batch, whether it reads messag
 spares.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

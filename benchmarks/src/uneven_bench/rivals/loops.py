@@ -1,7 +1,5 @@
 """Balancers in the closed loops of ``uneven bench rivals``: ours as in a run, rivals without delay."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Load that changes every few iterations, in virtual time; and iterations that workers finish together."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

@@ -1,7 +1,5 @@
 """``uneven bench search``: overhead, decisions, a real search and unequal devices, ours and others' in turns."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -4,8 +4,6 @@ The table has only final accuracies, so the intermediate reports are ours: a cel
 with τ between 2 and 12 epochs by its number, and noise from its number and t.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

@@ -8,8 +8,6 @@ next to the search: targets for the kill, and the epochs trained more than once,
 As a program, this module is the search that is killed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

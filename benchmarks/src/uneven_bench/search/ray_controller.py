@@ -3,8 +3,6 @@
 It has no processes and no files; a checkpoint is the training so far. The schedulers are Ray's own objects.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The same trials in Ray Tune, in Optuna with a pool of processes, and in Syne Tune."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """A trivial trial for Syne Tune, which starts this file as a program."""
 
-from __future__ import annotations
-
 import sys
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The trainings: nothing, for the overhead; a network on augmented pictures; a slot that rests in between."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 Speed against a plain ZeroMQ copy, 64 workers against four shards for minutes, killed shards, and malformed messages.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

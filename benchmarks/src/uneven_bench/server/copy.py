@@ -1,7 +1,5 @@
 """Push and pull of 16 MB against a plain ZeroMQ copy of the same bytes, both with a process on the other side."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys
@@ -71,7 +69,7 @@ class Pusher:
         self._client = Client(0, table, self._arrays, ZmqLine(directory, 1, local=local))
         self._step = 0
 
-    def __enter__(self) -> Pusher:
+    def __enter__(self) -> "Pusher":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +91,7 @@ class Echo:
         self._secret = secret
         self._data = np.full(BYTES // pieces // 4, 0.5, np.float32)
 
-    def __enter__(self) -> Echo:
+    def __enter__(self) -> "Echo":
         place = self._directory / f"echo-{self._pieces}-{self._secret}"
         self._process = python("uneven_bench.server.copy", str(self._directory), str(place), str(int(self._secret)))
         wait_for(place.exists, "the other side", 60.0)

@@ -1,7 +1,5 @@
 """Many workers against a few shards for minutes: checks for growth, and for lost or repeated updates."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

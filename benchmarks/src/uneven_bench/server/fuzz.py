@@ -1,7 +1,5 @@
 """Malformed messages without end, sent to a serving shard. Pure, and the same for the same seed."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections import Counter

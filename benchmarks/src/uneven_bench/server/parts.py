@@ -1,7 +1,5 @@
 """Processes for ``uneven bench server``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Shards killed while workers train through them: lost updates, and the final accuracy."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The base of the arms of ``uneven bench sync``: a model is trained for a time or for a number of steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +31,7 @@ class TrainingStretch:
     sent_bytes: int  # through its interface, until all workers had finished
 
     @classmethod
-    def of(cls, turns: Sequence[TrainingStretch]) -> TrainingStretch:
+    def of(cls, turns: "Sequence[TrainingStretch]") -> "TrainingStretch":
         """Return several stretches as one."""
         columns = zip(*map(astuple, turns), strict=True)
         return cls(*(sum(column) for column in columns))

@@ -4,8 +4,6 @@ An arm without waiting trains for a number of seconds, each worker by its own cl
 together. Bytes are all those that leave a worker's interface.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

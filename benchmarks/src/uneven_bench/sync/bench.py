@@ -5,8 +5,6 @@ each method, stretch by stretch in turns and in the same processes. The yardstic
 needs root, to limit links and to count bytes at a worker's interface.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The cases of ``uneven bench sync``: workers, links and arms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

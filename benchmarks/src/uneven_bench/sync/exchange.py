@@ -1,7 +1,5 @@
 """The time of an exchange of 4 MB on a case's links: a ring of all workers, and DS-Sync's changing groups."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -1,7 +1,5 @@
 """hivemind's arm of ``uneven bench sync`` and ``far-sites``: local steps, and its average of all parameters."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

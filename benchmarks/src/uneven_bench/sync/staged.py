@@ -4,8 +4,6 @@ Run it on two workers: ``uneven run --nproc 2 --module uneven_bench.sync.staged 
 kinds of steps take turns in the same processes. On a busy machine, processor time says more than wall-clock time.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

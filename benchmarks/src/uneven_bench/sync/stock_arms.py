@@ -1,7 +1,5 @@
 """The arms of ``uneven bench sync`` that are PyTorch's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The arms of ``uneven bench sync`` that is torchft's: its DiLoCo, each worker a replica group of one."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """One worker of ``uneven bench sync``, which trains every arm in turn, by stretches; rank 0 writes the results."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -4,8 +4,6 @@ Every run is drawn from a seed: three real workers, joined by gloo, one of them 
 done, on machines drawn from the same seed.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

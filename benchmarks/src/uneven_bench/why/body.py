@@ -4,8 +4,6 @@ A step computes for about 8 ms and sleeps for 16 ms, as a host does while its de
 room on two cores, as on machines of their own.
 """
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os

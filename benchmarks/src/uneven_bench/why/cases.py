@@ -1,7 +1,5 @@
 """The runs of ``uneven bench why``, drawn from a seed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A worker of ``uneven bench why``: it records a plain DDP loop, trains the same l
 with each remedy, block by block.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterable

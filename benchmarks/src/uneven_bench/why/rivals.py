@@ -4,8 +4,6 @@ Each runs as its own documentation says: ``uneven why -- torchrun …`` on a scr
 the script with TraceML's two calls. Both judge at the end of the run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

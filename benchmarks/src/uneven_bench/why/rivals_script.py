@@ -3,8 +3,6 @@
 With the tool ``traceml`` it has the two calls of TraceML's quickstart; with ``uneven`` it has none.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import nullcontext

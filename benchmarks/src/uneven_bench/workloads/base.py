@@ -1,7 +1,5 @@
 """A model and its data, and the stretches of the data that one block of training uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The trainings of the benches, by name: the demo's network on real images, or one of the authors' own workloads."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from uneven.cli.demo.demo_training import network

@@ -7,8 +7,6 @@ Group norm takes the place of batch norm: a slow worker's part has a few images 
 matter of the split.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

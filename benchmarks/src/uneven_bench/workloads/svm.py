@@ -4,8 +4,6 @@ The real data is ``sparse/url_lexical.npz`` in the folder named by ``UNEVEN_DATA
 lexical features, and a split in which no domain is on both sides. Without it, made-up sparse rows stand in.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@ default balancer. The simulator gets the network's cost in core-seconds, as meas
 speed.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

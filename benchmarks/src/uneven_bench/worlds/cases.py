@@ -3,8 +3,6 @@
 The nodes of each have less than two cores together, so that on a laptop they compete only as described.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, Workload, steady

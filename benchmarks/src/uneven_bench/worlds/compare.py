@@ -1,7 +1,5 @@
 """A comparison of both worlds' results for a description, and its tables. No process, no file, no clock."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ the cost, a + b x, comes from one run with unequal batches, and its scale from t
 computes times, waits, transfers and splits.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The runs of ``uneven bench worlds --keep FOLDER`` as a data set that others can use."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from collections.abc import Iterable, Sequence

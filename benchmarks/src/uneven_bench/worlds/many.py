@@ -1,7 +1,5 @@
 """A program that simulates many workers and prints its time and memory: ``python -m … WORKERS ITERATIONS``."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

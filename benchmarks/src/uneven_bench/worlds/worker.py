@@ -1,7 +1,5 @@
 """Trains on each emulated node for ``uneven bench worlds``: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

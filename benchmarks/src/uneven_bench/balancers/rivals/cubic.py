@@ -1,7 +1,5 @@
 """LBB's profile: seconds of a batch as a cubic in its size, and the split from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ class Cubic:
         return self.a0 + samples * (self.a1 + samples * (self.a2 + samples * self.a3))
 
     @classmethod
-    def fit(cls, sizes: Sequence[int], times_s: Sequence[float]) -> Cubic:
+    def fit(cls, sizes: Sequence[int], times_s: Sequence[float]) -> "Cubic":
         """Fit a cubic to the points of a profile by least squares.
 
         The authors measure b = 2, 4, … 256 before the training, nine times each without the three fastest and the three

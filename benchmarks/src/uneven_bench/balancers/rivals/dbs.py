@@ -7,8 +7,6 @@ The description is open; our reading: t is compute time without the exchange; on
 cut parts of the data set; largest remainder gives whole numbers; nothing is damped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

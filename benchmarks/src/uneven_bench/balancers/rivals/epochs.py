@@ -1,7 +1,5 @@
 """Sums over an epoch of each worker, for rules that decide once an epoch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypedDict
 

@@ -11,8 +11,6 @@ Supercomputing, 2024). SE = (max t − min t) / mean t decides after each iterat
 * t is compute time, as in the program, so the rule does not see a slow link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 

@@ -8,8 +8,6 @@ Our reading of open points: the bounds 16 and 96 belong to a configured batch of
 half and three times X / n; t is compute time, as in the program.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ hivemind's peers report their progress through a distributed hash table. Here ev
 after each micro-batch, and reads theirs before it begins another; a micro-batch under way still counts.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ Our reading of an open point: a worker looks at the common count after each micr
 the batch exceeds X. The excess is said to be about ten per cent.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

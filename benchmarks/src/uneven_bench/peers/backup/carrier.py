@@ -5,8 +5,6 @@ update from the first n − b gradients of a version, and sends those ranks the 
 dropped, and its rank receives the newest parameters too.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ Our reading of an open point: a late worker is not interrupted; it finishes its 
 and continues with the newest version.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ of samples done, that of the whole batch, divides them. A helper reads its peers
 order.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

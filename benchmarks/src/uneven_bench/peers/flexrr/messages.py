@@ -1,7 +1,5 @@
 """Messages between FlexRR's workers, and the actions that a worker's rules ask of its carrier."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -32,7 +30,7 @@ class FlexRRMessage:
         return (int(self.kind), self.iteration, self.number, self.first, self.count)
 
     @classmethod
-    def of(cls, numbers: tuple[int, ...]) -> FlexRRMessage:
+    def of(cls, numbers: tuple[int, ...]) -> "FlexRRMessage":
         return cls(FlexRRKind(numbers[0]), *numbers[1:])
 
 

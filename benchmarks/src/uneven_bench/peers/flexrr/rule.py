@@ -14,8 +14,6 @@ Our reading of open points:
 * "While still behind" a worker offers more as long as it has pieces that it has not begun.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

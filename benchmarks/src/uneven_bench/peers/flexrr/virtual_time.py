@@ -1,7 +1,5 @@
 """FlexRR in virtual time: the rules of every worker, with delays of messages and costs of micro-batches."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

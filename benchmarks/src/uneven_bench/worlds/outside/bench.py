@@ -1,7 +1,5 @@
 """``uneven bench worlds --case outside``: every source, its errors, and the orders that follow from them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from itertools import combinations

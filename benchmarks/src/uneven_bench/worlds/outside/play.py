@@ -1,7 +1,5 @@
 """One described cluster in virtual time, and its error against a measured step."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

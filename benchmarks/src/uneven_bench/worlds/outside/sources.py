@@ -3,8 +3,6 @@
 Counts of parameters that a source does not state are the usual ones of the model.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
