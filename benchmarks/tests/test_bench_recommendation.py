@@ -211,7 +211,7 @@ def test_a_table_on_disk_trains_next_to_one_in_memory_and_is_saved() -> None:
 
 def test_rows_with_fewer_bits_learn_in_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(narrow, "clicks", a_log)
-    monkeypatch.setattr(narrow, "BATCH", 16)
+    monkeypatch.setattr(faults, "BATCH", 16)
     monkeypatch.setattr(narrow, "WAYS", {way: narrow.WAYS[way] for way in ("float32", "both int8")})
     found = narrow.narrow(1, 3000, lambda what, done: None)["narrow"]
     plain, small = found["float32"], found["both int8"]

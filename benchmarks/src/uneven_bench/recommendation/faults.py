@@ -4,9 +4,9 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.table_host import PROGRAM, TABLES
-from uneven.errors import CheckpointError, LaunchError
+from uneven.errors import LaunchError
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.world import RUN_VARIABLE
 from uneven_bench.harness.killed import strike
@@ -51,6 +51,44 @@ def table_servers(shards: int) -> Iterator[ShardKeeper]:
                 del os.environ[RUN_VARIABLE]
             else:
                 os.environ[RUN_VARIABLE] = before
+
+
+class LogTrainer:
+    """One trainer, with its tables on the servers of this run, and the batches of one pass over the log. ``more``: for
+    the tables."""
+
+    def __init__(self, data: Clicks, seed: int, dtype: str = "float32", **more: Any) -> None:
+        self._data = data
+        self._held = len(data.clicked) // HELD
+        self._bases = np.cumsum([0, *data.rows[:-1]])
+        order = self._held + np.random.default_rng(seed).permutation(len(data.clicked) - self._held)
+        self.batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
+        torch.manual_seed(seed)
+        self._net = ClickNet(len(data.rows), data.numbers.shape[1])
+        self._dense = torch.optim.Adagrad(self._net.parameters(), lr=0.01)
+        tables = [Table(many, DIM, f"t{place}", dtype=dtype) for place, many in enumerate(data.rows)]
+        self.tables = EmbeddingBagCollection(tables, optimizer=_RATE, seed=seed, **more)
+
+    def pooled(self, rows: Any) -> Tensor:
+        """Return the looked-up rows of these samples, (n, fields · dim)."""
+        found: Tensor = self.tables(torch.from_numpy(self._data.ids[rows].astype(np.int64) - self._bases)).values()
+        return found
+
+    def _loss(self, rows: Any) -> Tensor:
+        score = self._net(self.pooled(rows), torch.from_numpy(self._data.numbers[rows]))
+        return F.binary_cross_entropy_with_logits(score, torch.from_numpy(self._data.clicked[rows]))
+
+    def step(self, rows: Any) -> None:
+        self._loss(rows).backward()
+        self._dense.step()
+        self._dense.zero_grad()
+
+    @torch.no_grad()
+    def log_loss(self) -> float:
+        """Return the mean log loss of the samples that are held out."""
+        self.tables.flush()
+        starts = range(0, self._held, 4096)
+        return float(np.mean([self._loss(np.arange(at, min(at + 4096, self._held))).item() for at in starts]))
 
 
 @dataclass(slots=True)
@@ -97,46 +135,23 @@ def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dic
 
 def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
     """Run two shards and one trainer; each batch asks both."""
-    held = len(data.clicked) // HELD
-    order = held + np.random.default_rng(seed).permutation(len(data.clicked) - held)
-    batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
-    struck = {len(batches) * one // (kills + 1): one % 2 for one in range(1, kills + 1)}
-    bases = np.cumsum([0, *data.rows[:-1]])
     run = OneRun()
     with table_servers(2) as servers:
-        torch.manual_seed(seed)
-        net = ClickNet(len(data.rows), data.numbers.shape[1])
-        dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
-        tables = EmbeddingBagCollection(
-            [Table(many, DIM, f"t{place}") for place, many in enumerate(data.rows)],
-            optimizer=_RATE,
-            seed=seed,
-            save_every_s=SAVE_EVERY_S,
-        )
-
-        def loss_of(rows: Any) -> Tensor:
-            ids = torch.from_numpy(data.ids[rows].astype(np.int64) - bases)
-            score = net(tables(ids).values(), torch.from_numpy(data.numbers[rows]))
-            return F.binary_cross_entropy_with_logits(score, torch.from_numpy(data.clicked[rows]))
-
+        trainer = LogTrainer(data, seed, save_every_s=SAVE_EVERY_S)
+        batches, tables = trainer.batches, trainer.tables
+        struck = {len(batches) * one // (kills + 1): one % 2 for one in range(1, kills + 1)}
         for at, rows in enumerate(batches):
             if at in struck:
                 # Without a file on the disk a shard would begin from nothing.
                 wait_for(lambda: tables.stats().counts["saved"] > 0, "the first save of a shard", _GIVES_UP_S)
                 strike([servers.pids()[struck[at]]], random.Random(at))
             began_s = time.perf_counter()
-            loss_of(rows).backward()
-            dense.step()
-            dense.zero_grad()
+            trainer.step(rows)
             run.took_s.append(time.perf_counter() - began_s)
         # The batch of a kill need not wait: rows of a shard that has died stay readable until its worker posts to it.
         for begin, end in pairwise([*struck, len(batches)]):
             run.broken.append(max(range(begin, end), key=run.took_s.__getitem__))
-        tables.flush()
-        with torch.no_grad():
-            run.log_loss = float(
-                np.mean([loss_of(np.arange(at, min(at + 4096, held))).item() for at in range(0, held, 4096)])
-            )
+        run.log_loss = trainer.log_loss()
         stats = tables.stats()
         run.lost, run.restarts = stats.lost, stats.restarts
         tables.close()
@@ -167,45 +182,35 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
             batch()
         shard = psutil.Process(servers.pids()[0])
         ends: list[float] = []
-        saved = threading.Event()
-        held = 0
-        span: list[float] = []
-        failed: list[CheckpointError] = []
 
-        def save() -> None:
-            span.append(time.perf_counter())
-            try:
-                tables.save_checkpoint(folder)
-            except CheckpointError as error:
-                failed.append(error)
-            span.append(time.perf_counter())
-            saved.set()
+        def save() -> tuple[float, float]:
+            begun_s = time.perf_counter()
+            tables.save_checkpoint(folder)
+            return begun_s, time.perf_counter()
 
-        saver = threading.Thread(target=save)
-        began_s = time.perf_counter()
-        while not saved.is_set() or time.perf_counter() < span[1] + window_s:
-            batch()
-            ends.append(time.perf_counter())
-            if not span and not saver.is_alive() and ends[-1] > began_s + window_s:
-                told("save beside the training", 0.5)
-                held = _peak_from_now(shard.pid)
-                saver.start()
-        saver.join()
+        began_s, saving, held = time.perf_counter(), None, 0
+        with ThreadPoolExecutor(1) as saver:
+            while saving is None or not saving.done() or time.perf_counter() < saving.result()[1] + window_s:
+                batch()
+                ends.append(time.perf_counter())
+                if saving is None and ends[-1] > began_s + window_s:
+                    told("save beside the training", 0.5)
+                    held = _peak_from_now(shard.pid)
+                    saving = saver.submit(save)
+        begin_s, end_s = saving.result()
         most = _peak_bytes(shard.pid)
-        if failed:
-            raise failed[0]
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         tables.close()
-    inside = sum(span[0] < one <= span[1] for one in ends) / (span[1] - span[0])
-    outside = (len(ends) - sum(span[0] < one <= span[1] for one in ends)) / (ends[-1] - began_s - (span[1] - span[0]))
+    during, took_s = sum(begin_s < one <= end_s for one in ends), end_s - begin_s
+    eps_while = during / took_s / ((len(ends) - during) / (ends[-1] - began_s - took_s))
     return {
         "checkpoint": {
             "gigabytes": 4 * 16 * many / 2**30,
             "written_gigabytes": size / 2**30,
-            "took_s": span[1] - span[0],
+            "took_s": took_s,
             "more_bytes": most - held,
-            "eps_while": inside / outside,
-            "stall": max(0.0, 1 - inside / outside) * (span[1] - span[0]) / 60.0,
+            "eps_while": eps_while,
+            "stall": max(0.0, 1 - eps_while) * took_s / 60.0,
         }
     }
 

@@ -5,20 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.pure.narrow_rows import row_bytes
 from uneven_bench.harness.threads import threads
 from uneven_bench.recommendation.clicks import Clicks, clicks
-from uneven_bench.recommendation.faults import table_servers
-from uneven_bench.recommendation.model import DIM, ClickNet
-from uneven_bench.recommendation.quality import BATCH, HELD
+from uneven_bench.recommendation.faults import LogTrainer, table_servers
+from uneven_bench.recommendation.model import DIM
 
 WAYS = {
     "float32": ("float32", "float32"),
@@ -71,44 +66,23 @@ def narrow(seeds: int, samples: int, told: Callable[[str, float], None]) -> dict
 @threads()
 def one_pass(data: Clicks, seed: int, dtype: str, wire: str) -> NarrowPass:
     """Train one trainer with one server on the log once."""
-    held = len(data.clicked) // HELD
-    order = held + np.random.default_rng(seed).permutation(len(data.clicked) - held)
-    bases = np.cumsum([0, *data.rows[:-1]])
     with table_servers(1) as keeper:
-        torch.manual_seed(seed)
-        net = ClickNet(len(data.rows), data.numbers.shape[1])
-        dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
-        tables = EmbeddingBagCollection(
-            [Table(many, DIM, f"t{place}", dtype=dtype) for place, many in enumerate(data.rows)],
-            optimizer=RowwiseAdagrad(lr=0.05),
-            seed=seed,
-            wire=wire,
-        )
-
-        def loss_of(rows: Any) -> tuple[Tensor, Tensor]:
-            pooled = tables(torch.from_numpy(data.ids[rows].astype(np.int64) - bases)).values()
-            score = net(pooled, torch.from_numpy(data.numbers[rows]))
-            return F.binary_cross_entropy_with_logits(score, torch.from_numpy(data.clicked[rows])), pooled
-
+        trainer = LogTrainer(data, seed, dtype, wire=wire)
         server, before_s = psutil.Process(keeper.pids()[0]), 0.0
-        batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
-        warm = min(_WARM, len(batches) // 2)
-        for at, rows in enumerate(batches):
+        warm = min(_WARM, len(trainer.batches) // 2)
+        for at, rows in enumerate(trainer.batches):
             if at == warm:
                 before_s = sum(server.cpu_times()[:2])
-            loss_of(rows)[0].backward()
-            dense.step()
-            dense.zero_grad()
-        tables.flush()
+            trainer.step(rows)
+        trainer.tables.flush()
         took_s = sum(server.cpu_times()[:2]) - before_s
+        log_loss, samples = trainer.log_loss(), trainer.batches[0]
         with torch.no_grad():
-            parts = [loss_of(np.arange(at, min(at + 4096, held))) for at in range(0, held, 4096)]
-        tables.close()
-    counted = BATCH * (len(batches) - warm)
-    answer = TorchKernels().narrowed(parts[0][1].numpy().reshape(-1, DIM), wire)
+            pooled = trainer.pooled(samples).numpy()
+        trainer.tables.close()
     return NarrowPass(
-        float(np.mean([one.item() for one, _ in parts])),
-        1e6 * took_s / counted,
+        log_loss,
+        1e6 * took_s / sum(map(len, trainer.batches[warm:])),
         sum(data.rows) * (row_bytes(dtype, DIM) + 4),
-        answer.nbytes / len(parts[0][1]),
+        TorchKernels().narrowed(pooled.reshape(-1, DIM), wire).nbytes / len(samples),
     )
