@@ -1,10 +1,10 @@
 """One pipeline per member: each slot trains one member with torch's data loader, without sharing."""
 
-import pickle
 import resource
 import time
-from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
-from uneven.runtime.jobs import Events
-from uneven.runtime.jobs.call import Child, telling
+from uneven.runtime.jobs.call import starter
 
 
 class Prepared(Dataset[Any]):
@@ -31,20 +30,18 @@ class Prepared(Dataset[Any]):
         return sample if self._transform is None else self._transform(sample)
 
 
-def one_by_one(connection: Connection, ensemble: Ensemble) -> None:
-    """Train the named members in turn, with one loader process each. Messages: ``("done", name, accuracy, waited
-    seconds, seconds)``; at the end, ``("cpu", seconds)`` of the loaders."""
+def train_member(ensemble: Ensemble, name: str) -> dict[str, float]:
+    """Train one member with its own loader process. Result: ``accuracy``, ``waited_s`` (for data), ``took_s``, and
+    ``cpu_s``, the processor time of the loader."""
     torch.set_num_threads(1)
-    while (name := connection.recv()) is not None:
-        with telling(lambda text: connection.send(("failed", text))):
-            connection.send(("done", name, *train_member(ensemble, name)))
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    connection.send(("cpu", used.ru_utime + used.ru_stime))
-    connection.poll(None)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    accuracy, waited_s, took_s = _with_loader(ensemble, name)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"accuracy": accuracy, "waited_s": waited_s, "took_s": took_s, "cpu_s": cpu_s}
 
 
-def train_member(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
-    """Train one member with its own loader process; return accuracy, seconds of waiting for data, and seconds."""
+def _with_loader(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
     torch.manual_seed(ensemble.seed)
     member = ensemble.members[name]()
     train = Prepared(ensemble.dataset, ensemble.transform)
@@ -85,46 +82,40 @@ def fit(ensemble: Ensemble, member: Member, batches: Iterable[Any]) -> tuple[flo
     return worth, waited_s, time.perf_counter() - began_s
 
 
+_held: list[Ensemble] = []  # of a process of the pool, so that no member sends the data
+
+
+def _hold(ensemble: Ensemble) -> None:
+    _held.append(ensemble)
+
+
+def _train_held(name: str) -> dict[str, float]:
+    return train_member(_held[0], name)
+
+
 def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
     """Train every member, one in each free slot, and return the figures of ``uneven bench fleet``. Raises
-    TrainingError: a member failed."""
-    pickle.dumps(ensemble)  # raise here if it cannot be sent
+    TrainingError: a process died."""
     began_s = time.perf_counter()
-    events, queue = Events(), list(ensemble.members)
-    accuracy: dict[str, float] = {}
-    cpu_s, waited_s, busy_s, failed = [0.0], [0.0], [0.0], []
-
-    def heard(child: Child, message: tuple[Any, ...]) -> None:
-        if message[0] == "failed":
-            failed.append(message[1])
-        elif message[0] == "cpu":
-            cpu_s.append(message[1])
-        else:
-            _, name, accuracy[name], waited, took = message
-            waited_s.append(waited)
-            busy_s.append(took)
-            child.send(queue.pop(0) if queue else None)
-
-    def died(child: Child) -> None:
-        failed.append(f"a process died ({child.ending})")
-
-    children = [
-        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died) for number in range(slots)
-    ]
-    try:
-        for child in children:
-            child.send(queue.pop(0) if queue else None)
-        while len(cpu_s) <= slots and not failed:
-            events.wait(1.0)
+    with ProcessPoolExecutor(slots, mp_context=starter(), initializer=_hold, initargs=(ensemble,)) as pool:
+        try:
+            told = dict(zip(ensemble.members, pool.map(_train_held, ensemble.members), strict=True))
+        except BrokenProcessPool as error:
+            raise TrainingError(f"one pipeline per member: {error}") from error
         wall_s = time.perf_counter() - began_s
-    finally:
-        for child in children:
-            child.end()
-        events.close()
-    if failed:
-        raise TrainingError(f"one pipeline per member: {failed[0]}")
-    wait_share = sum(waited_s) / sum(busy_s)
-    return figures(wall_s, accuracy, preprocess_cpu_s=sum(cpu_s), wait_share=wait_share, rounds=len(ensemble.members))
+    return alone(wall_s, told)
+
+
+def alone(wall_s: float, told: Mapping[str, Mapping[str, float]], **more: float) -> dict[str, Any]:
+    """Return the figures of members that :func:`train_member` has trained; ``told``: member → its result."""
+    return figures(
+        wall_s,
+        {name: one["accuracy"] for name, one in told.items()},
+        preprocess_cpu_s=sum(one["cpu_s"] for one in told.values()),
+        wait_share=sum(one["waited_s"] for one in told.values()) / sum(one["took_s"] for one in told.values()),
+        rounds=len(told),
+        **more,
+    )
 
 
 def figures(wall_s: float, accuracy: dict[str, float], **more: float) -> dict[str, Any]:

@@ -4,27 +4,18 @@ Every trial runs to its end, so Tune's choice of trials is not used. The next tr
 before the clock.
 """
 
-import resource
 import time
 from typing import Any
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven_bench.fleet.baseline import figures, train_member
+from uneven_bench.fleet.baseline import alone, train_member
 from uneven_bench.harness.ray_rival import ray_cluster, ray_fit
 
 
 def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
-    """Train the member of this name in a process of Ray, and return the figures for Tune; ``cpu_s`` is the processor
-    time of the loader."""
-    import torch
-
-    torch.set_num_threads(1)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    accuracy, waited_s, took_s = train_member(ensemble, config["member"])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"accuracy": accuracy, "waited_s": waited_s, "took_s": took_s, "cpu_s": cpu_s}
+    """Train the member of this name in a process of Ray, and return the figures for Tune."""
+    return train_member(ensemble, config["member"])
 
 
 def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
@@ -42,11 +33,4 @@ def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         if found.errors:
             raise TrainingError(f"Ray Tune: {found.errors[0]}")
         told = [found[place].metrics or {} for place in range(len(found))]
-    return figures(
-        wall_s,
-        {one["config"]["member"]: one["accuracy"] for one in told},
-        preprocess_cpu_s=sum(one["cpu_s"] for one in told),
-        wait_share=sum(one["waited_s"] for one in told) / sum(one["took_s"] for one in told),
-        rounds=len(told),
-        started_s=started_s,
-    )
+    return alone(wall_s, {one["config"]["member"]: one for one in told}, started_s=started_s)
