@@ -1,14 +1,17 @@
 """Modules of the benches as programs of their own."""
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import LaunchError
+from uneven.runtime.jobs import Command
+from uneven.runtime.jobs.processes import import_path
 
 _CLEANS_WITHIN_S = 30.0
 
@@ -36,6 +39,26 @@ def finished(command: Sequence[str], timeout_s: float, **more: Any) -> str:
     if process.returncode:
         raise LaunchError(f"{name} failed:\n{said[-1500:]}{wrong[-3000:]}", process.returncode)
     return said
+
+
+def one_thread() -> dict[str, str]:
+    """Return the environment of a program that computes with one thread, and imports this copy of uneven."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": import_path()}
+
+
+def begun_module(module: str, *arguments: object) -> Command:
+    """Start ``python -m MODULE ARGUMENTS…``, with one thread."""
+    return Command(module, [sys.executable, "-P", "-m", module, *map(str, arguments)], env=one_thread())
+
+
+@contextmanager
+def ended(processes: Sequence[Command]) -> Iterator[None]:
+    """End these processes at the end, by force."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from uneven.policy.balance import Balancer
-from uneven.policy.core.views import BalanceView, Limits, Observation
+from uneven.policy.core.views import Limits, Observation
 from uneven.policy.samples.order import epoch_order
+from uneven_bench.balancers.rivals import view_of
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
 from uneven_bench.peers.backup.carrier import BackupCarrier
@@ -50,7 +51,7 @@ class RuleArm(DDPArm):
         self._row = torch.zeros(2, dtype=torch.float64)
         self._rows = torch.zeros(len(shares), 2, dtype=torch.float64)
         self._told: dist.Work | None = None
-        self.take(rule.split(self._view((None,) * len(shares))).shares)
+        self._split((None,) * len(shares))
 
     @property
     def settles(self) -> bool:
@@ -83,23 +84,16 @@ class RuleArm(DDPArm):
             for samples, local_s in self._rows.tolist()
         )
         self._nothing()
-        self.take(self._rule.split(self._view(seen)).shares)
+        self._split(seen)
 
-    def _view(self, seen: tuple[Observation | None, ...]) -> BalanceView:
-        speeds = tuple(math.nan if one is None else one.speed_per_s for one in seen)
-        return BalanceView(
-            iteration=self._iteration + 1,
-            global_batch=self.total,
-            members=tuple(range(len(seen))),
-            shares=self.split,
-            observed=seen,
-            predicted_per_s=speeds,
-            limits=self._limits,
-        )
+    def _split(self, seen: tuple[Observation | None, ...]) -> None:
+        self.take(self._rule.split(view_of(self._iteration + 1, self.split, seen, self._limits)).shares)
 
 
 class _CarriedArm(Arm):
     """The base of arms with a carrier."""
+
+    carrier: FlexRRCarrier | AccumulateCarrier | BackupCarrier
 
     def order(self) -> list[int]:
         """Return the places of this block's samples, as every other arm takes them."""
@@ -108,6 +102,9 @@ class _CarriedArm(Arm):
     def sum_of(self, places: list[int]) -> torch.Tensor:
         x, y = self.data.take(places)
         return self.work.loss(self.model, x, y) * len(places)
+
+    def close(self) -> None:
+        self.carrier.close()
 
 
 class FlexRRArm(_CarriedArm):
@@ -119,7 +116,7 @@ class FlexRRArm(_CarriedArm):
         super().__init__(model, work, sum(shares), block)
         self._shares = shares
         self._firsts = [sum(shares[:rank]) for rank in range(len(shares))]
-        self.carrier = FlexRRCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
+        self.carrier: FlexRRCarrier = FlexRRCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
         self._optimizer = work.optimizer(model.parameters())
 
     def train(self) -> tuple[float, ...]:
@@ -135,16 +132,13 @@ class FlexRRArm(_CarriedArm):
             self._optimizer.step()
         return tuple(exposed_s)
 
-    def close(self) -> None:
-        self.carrier.close()
-
 
 class AccumulateArm(_CarriedArm):
     """hivemind-style: micro-batches of ``grain`` samples until there are X together."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, grain: int) -> None:
         super().__init__(model, work, total, block)
-        self.carrier = AccumulateCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
+        self.carrier: AccumulateCarrier = AccumulateCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
         self._optimizer = work.optimizer(model.parameters())
         self._done = 0
 
@@ -168,16 +162,13 @@ class AccumulateArm(_CarriedArm):
         """Train a block as :meth:`Arm.block`; it reports the excess of the batches over X."""
         return replace(super().block(), samples=self._done / (self.total * self.iterations))
 
-    def close(self) -> None:
-        self.carrier.close()
-
 
 class BackupArm(_CarriedArm):
     """Redundant execution: the first n − b gradients count; ``spares`` is b."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, spares: int) -> None:
         super().__init__(model, work, total, block)
-        self.carrier = BackupCarrier(model, work.optimizer, spares=spares, timeout_s=_PATIENCE_S)
+        self.carrier: BackupCarrier = BackupCarrier(model, work.optimizer, spares=spares, timeout_s=_PATIENCE_S)
         self._each = self.carrier.samples_each(total)
         self._took_s = math.inf
 
@@ -202,6 +193,3 @@ class BackupArm(_CarriedArm):
         first_s = torch.tensor([self._took_s], dtype=torch.float64)
         dist.all_reduce(first_s, op=dist.ReduceOp.MIN)
         return replace(found, wall_s=float(first_s) / self.iterations)
-
-    def close(self) -> None:
-        self.carrier.close()

@@ -6,7 +6,6 @@ long.
 """
 
 import json
-import os
 import select
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uneven.errors import LaunchError
-from uneven.runtime.jobs.processes import import_path
+from uneven_bench.harness.program import one_thread
 from uneven_bench.harness.show import Progress
 
 EACH = 800  # inputs for each target
@@ -39,7 +38,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Try every target. Result: ``inputs``, ``seed``; ``targets``: name → numbers taken and refused, and the faults by
     number of the input. Raises LaunchError: a test process does not start."""
     each = QUICK_EACH if quick else EACH
-    said = subprocess.run([*_CHILD, "list"], stdout=subprocess.PIPE, env=_environment(), timeout=_STARTS_WITHIN_S)
+    said = subprocess.run([*_CHILD, "list"], stdout=subprocess.PIPE, env=one_thread(), timeout=_STARTS_WITHIN_S)
     if said.returncode:
         raise LaunchError(f"the process that tries inputs ended with exit code {said.returncode}")
     names = json.loads(said.stdout)
@@ -63,9 +62,9 @@ def attempt(
     tried, first = _Tried(), 0
     while first < count:
         command = [*_CHILD, name, str(SEED), str(first), str(count - first)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(), bufsize=0
-        ) as child:  # unbuffered: no line may wait in a buffer of ours
+        # Unbuffered: no line may wait in a buffer of ours.
+        piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}
+        with subprocess.Popen(command, env=one_thread(), **piped) as child:
             try:
                 first = _watch(child, tried, first, moved, limit_s)
             finally:
@@ -104,7 +103,3 @@ def _watch(
         tried.faults[begun] = why
         first = begun + 1
     return first
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}

@@ -17,7 +17,6 @@ from uneven.embedding.pure.config import SGD, Table, TableSpec
 from uneven.embedding.pure.route import Router
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.sharding_plan import place
-from uneven.policy.core import records
 
 PLAYED_NODES = 64  # the largest number of nodes of a simulated cluster
 SERIES = "s.csv"  # the recorded series that one of the clusters names
@@ -69,35 +68,7 @@ def lay_out(here: Path) -> None:
     (here / "run" / "journal" / "rank00000.jsonl").write_bytes(JOURNAL)
 
 
-def _records() -> list[records.Record]:
-    run = records.RunRecord(
-        run="one", rank=0, world_size=1, host="here", pid=1, started_at_s=1.0, settings={"sync": "bsp"}, versions={}
-    )
-    profile = records.ProfileRecord(rank=0, at_s=1.0, sizes=(1, 8), seconds=(0.1, 0.2), saturation=1, most=9)
-    split = records.SplitRecord(
-        decided_at=1, iteration=3, shares=(8,), speeds_per_s=(9.0,), predicted_per_s=(9.5,), reason="faster"
-    )
-    steps = [
-        records.StepRecord(
-            rank=0, iteration=i, epoch=0, batch=8 + i % 2, global_batch=9, data_s=0.01, compute_s=0.1 + i / 100,
-            exchange_s=0.01, control_s=0.0, ended_at_s=1.0 + i / 5, others=0.1, memory=0.2,
-        )
-        for i in range(6)
-    ]  # fmt: skip
-    load = records.LoadRecord(
-        rank=0, iteration=2, at_s=2.0, machine_cpu=0.5, machine_memory=0.5, process_cpu=1.0, process_memory_bytes=9,
-        gpu=0.5, gpu_memory_bytes=7,
-    )  # fmt: skip
-    scalar = records.ScalarRecord(rank=0, iteration=2, at_s=2.0, name="loss", value=float("nan"))
-    exchange = records.ExchangeRecord(
-        rank=0, iteration=3, at_s=2.0, moment="step", members=1, samples=9, gap=1, took_s=0.1, sent_bytes=8
-    )
-    forecast = records.ForecastRecord(rank=0, iteration=2, predicted_per_s=9.0, doubt=0.1)
-    end = records.EventRecord(rank=0, iteration=6, at_s=3.0, event="end", message="over")
-    return [run, profile, split, *steps, load, scalar, exchange, forecast, end]
-
-
-JOURNAL = "".join(records.to_json(one) + "\n" for one in _records()).encode()
+JOURNAL = _good("journal.jsonl")
 SESSION, FLEET = _good("session.json"), _good("fleet.json")
 FLEET_ASKED: dict[str, Any] = json.loads(FLEET)["asked"]
 

@@ -7,10 +7,10 @@ from statistics import median
 
 from uneven.policy.balance.balancer import Balancer, balancers
 from uneven.policy.control import Controller, Decider, Forecaster, Loopback
-from uneven.policy.core.views import BalanceView, Limits, Observation
+from uneven.policy.core.views import Limits, Observation
 from uneven.policy.predict import predictors
 from uneven_bench.balancers.earliest import earliest
-from uneven_bench.balancers.rivals import Lbb
+from uneven_bench.balancers.rivals import Lbb, view_of
 from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
@@ -90,30 +90,12 @@ def _knowing(case: RivalCase, slow: Factors) -> RivalOutcome:
 def rival(case: RivalCase, name: str, seed: int) -> RivalOutcome:
     """Play a rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
     balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else balancers.resolve(name)
-    n = case.workers
-    shares = (case.global_batch // n,) * n
-    view = BalanceView(
-        iteration=0,
-        global_batch=case.global_batch,
-        members=tuple(range(n)),
-        shares=shares,
-        observed=(None,) * n,
-        predicted_per_s=(math.nan,) * n,
-        limits=Limits.uniform(n, case.global_batch),
-    )
-    totals, shares = SettledTotals(n), balancer.split(view).shares
+    n, limits = case.workers, Limits.uniform(case.workers, case.global_batch)
+    totals, shares = SettledTotals(n), (case.global_batch // n,) * n
+    seen: tuple[Observation | None, ...] = (None,) * n
     for k in range(ITERATIONS):
+        shares = balancer.split(view_of(max(0, k - 1), shares, seen, limits)).shares
         seen = _iteration(case, k, shares, totals)
-        view = BalanceView(
-            iteration=k,
-            global_batch=case.global_batch,
-            members=view.members,
-            shares=shares,
-            observed=seen,
-            predicted_per_s=tuple(one.speed_per_s for one in seen),
-            limits=view.limits,
-        )
-        shares = balancer.split(view).shares
     return totals.outcome()
 
 

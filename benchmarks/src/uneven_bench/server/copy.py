@@ -15,8 +15,7 @@ from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
 from uneven_bench.harness.figures import Spread, by_turns
-from uneven_bench.harness.program import wait_for, write_whole
-from uneven_bench.server.parts import python
+from uneven_bench.harness.program import begun_module, wait_for, write_whole
 
 BYTES = 16 << 20
 COUNT = BYTES // PIECE_BYTES
@@ -93,7 +92,7 @@ class Echo:
 
     def __enter__(self) -> "Echo":
         place = self._directory / f"echo-{self._pieces}-{self._secret}"
-        self._process = python("uneven_bench.server.copy", str(self._directory), str(place), str(int(self._secret)))
+        self._process = begun_module("uneven_bench.server.copy", self._directory, place, int(self._secret))
         wait_for(place.exists, "the other side", 60.0)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

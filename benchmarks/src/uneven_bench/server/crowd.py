@@ -15,8 +15,7 @@ import psutil
 
 from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
-from uneven_bench.harness.program import wait_for, write_whole
-from uneven_bench.server.parts import ended, python
+from uneven_bench.harness.program import begun_module, ended, wait_for, write_whole
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
 ELEMENTS = 16_384
@@ -37,10 +36,8 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
     make_keys(directory)
     shards = [shard_process(directory, shard, WORKERS) for shard in range(SHARDS)]
     each = WORKERS // PROCESSES
-    crowds = [
-        python("uneven_bench.server.crowd", str(directory), str(first), str(each), str(seconds))
-        for first in range(0, WORKERS, each)
-    ]
+    who = range(0, WORKERS, each)
+    crowds = [begun_module("uneven_bench.server.crowd", directory, first, each, seconds) for first in who]
     with ended([*shards, *crowds]):
         wait_for(lambda: len(list(directory.glob("began-*"))) == PROCESSES, "the workers' first step", 60.0)
         groups = {"shards": [shard.pid for shard in shards], "workers": [crowd.pid for crowd in crowds]}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from uneven.cluster.virtual.datasets import images
 from uneven.runtime.messages.process import shard_process
 from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
-from uneven_bench.server.parts import ended
+from uneven_bench.harness.program import ended
 
 WORKERS, SHARDS = 4, 2
 BATCH, RATE, LEAD = 32, 0.5, 3
