@@ -22,7 +22,6 @@ from uneven_bench.fleet_plan.cases import (
     ensemble,
     single_rates,
 )
-from uneven_bench.fleet_plan.page import NAMES
 
 
 def test_the_members_are_as_the_paper_tells_of_them() -> None:
@@ -68,6 +67,6 @@ def test_a_short_run(tmp_path: Path) -> None:
         assert 0 < rows["learning"] < rows["once"]
     assert again["planning"]["in_flotilla"] > 1
     titles = re.findall(r"<h2>(.*?)</h2>", pictures.read_text())
-    assert titles == [html.escape(NAMES[name]) for name in fleet_plan.SHOWN]
+    assert titles == [html.escape(fleet_plan.NAMES[name]) for name in fleet_plan.SHOWN]
     assert set(again["paper"]) == set(again["kinds"]["paper"])
     assert max(done) == 1.0

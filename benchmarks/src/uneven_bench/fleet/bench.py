@@ -20,7 +20,7 @@ from uneven_bench.fleet.baseline import baseline, figures
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet.tensor_socket import tensorsocket
 from uneven_bench.fleet.tune import ray_tune
-from uneven_bench.fleet_plan.optimal import best_rounds
+from uneven_bench.fleet_plan.optimal import best_rounds_s
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 from uneven_bench.harness.figures import in_turns
 from uneven_bench.harness.show import Progress
@@ -112,7 +112,7 @@ def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
     known = Rates({name: row[:SLOTS] for name, row in rates.items()})
     work = EnsembleWork(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
     planned = play(work, Planner(known, SLOTS, closeness=Options().closeness))
-    return planned.wall_s / best_rounds(work).wall_s - 1.0
+    return planned.wall_s / best_rounds_s(work) - 1.0
 
 
 def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) -> dict[str, Any]:

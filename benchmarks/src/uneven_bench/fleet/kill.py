@@ -7,11 +7,12 @@ program, this module is the training that is killed.
 
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,47 +104,27 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(one["model"][key], value) for key, value in other["model"].items())
 
 
-class _Killer:
-    """A thread that kills a random process of the training, or all of it."""
-
-    def __init__(self, kind: str, at_s: float, seed: int) -> None:
-        self._kind = kind
-        self._at_s = at_s
-        self._draw = random.Random(seed)
-        self._newest: RunSnapshot | None = None
-        self._timer: threading.Timer | None = None
-
-    def begin(self) -> None:
-        if self._kind == "run":
-            self._timer = threading.Timer(self._at_s, os.kill, (os.getpid(), signal.SIGKILL))
-        elif self._kind != "nothing":
-            self._timer = threading.Timer(self._at_s, self._strike)
-        if self._timer is not None:
-            self._timer.start()
-
-    def see(self, moment: RunSnapshot) -> None:
-        self._newest = moment
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _strike(self) -> None:
-        processes = self._newest.processes if self._newest is not None else {}
-        found = [pid for name, pids in processes.items() for pid in pids if bool(name) == (self._kind == "member")]
-        if not strike(found, self._draw):  # no process yet, or it has just ended: retry
-            self._timer = threading.Timer(0.1, self._strike)
-            self._timer.start()
-
-
 def main(directory: str, data: str, samples: str, epochs: str, kind: str, at_s: str, seed: str) -> None:
     asked = ensemble(data, "preprocessing-light", tuple(RATES), samples=int(samples), epochs=int(epochs))
     options = Options(rates=RATES, balance="even", buffer=512, chunk=64, preprocessors=2)
-    killer = _Killer(kind, float(at_s), int(seed))
-    killer.begin()
-    state = train(asked, DEVICES, Path(directory), options, killer.see)
-    killer.end()
+    newest, draw = deque[RunSnapshot](maxlen=1), random.Random(int(seed))
+
+    def kill() -> None:
+        time.sleep(float(at_s))
+        while not strike(_pids(kind, newest[-1].processes if newest else {}), draw):
+            time.sleep(0.1)  # no process yet, or it has just ended
+
+    if kind != "nothing":
+        threading.Thread(target=kill, daemon=True).start()
+    state = train(asked, DEVICES, Path(directory), options, newest.append)
     sys.exit(any(one.status != "trained" for one in state.members.values()))
+
+
+def _pids(kind: str, processes: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the processes of this kind. ``processes``: member → its processes; those of "" prepare samples."""
+    if kind == "run":
+        return [os.getpid()]
+    return [pid for name, pids in processes.items() for pid in pids if bool(name) == (kind == "member")]
 
 
 if __name__ == "__main__":

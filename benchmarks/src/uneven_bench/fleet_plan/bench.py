@@ -15,6 +15,8 @@ from uneven.fleet.pure.planning.allocate import Closeness, Flotilla
 from uneven.fleet.pure.planning.assign import assign_devices
 from uneven.fleet.pure.planning.flotillas import FlotillaPlanner, Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
+from uneven.journal.report.page import Page
+from uneven.journal.report.pure.figures import Span, gantt
 from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,
     DEVICES,
@@ -31,8 +33,7 @@ from uneven_bench.fleet_plan.cases import (
 from uneven_bench.fleet_plan.cases import single_rates as rates_alone
 from uneven_bench.fleet_plan.densest import DensestPlanner
 from uneven_bench.fleet_plan.learning import LearningPlanner
-from uneven_bench.fleet_plan.optimal import best_rounds, least_wall_s
-from uneven_bench.fleet_plan.page import plan_page
+from uneven_bench.fleet_plan.optimal import best_rounds_s, least_wall_s
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 from uneven_bench.harness.figures import in_turns
@@ -63,6 +64,18 @@ METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
     "densest": lambda rates, devices, seed: DensestPlanner(rates, devices, Paradigm.REFILL),
 }
 """Name → planner from the believed rates, the number of devices and a seed."""
+NAMES = {
+    "baseline": "one pipeline per member (Baseline)",
+    "homogeneous": "one device each, shared (Homogeneous)",
+    "sequential": "one after another, all devices",
+    "fleet-l": "FLEET-L",
+    "fleet-l-near": "FLEET-L, newcomers near the pace",
+    "fleet-g": "FLEET-G",
+    "fleet-g-printed": "FLEET-G as printed, falling rates too",
+    "refill": "FLEET-G refilled, relative δ (ours)",
+    "densest": "densest flotillas, refilled (ours)",
+}
+"""Method → its name in the pictures."""
 
 
 def run(quick: bool, progress: Progress, report: Path | None = None) -> dict[str, Any]:
@@ -157,9 +170,22 @@ def _row(work: EnsembleWork, plans: Timed, bound_s: float) -> dict[str, float]:
 
 
 def _pictures() -> str:
+    """Return one offline HTML file with the devices of each member over time under some methods, on one axis."""
     members, devices, seed = DRAWN
     work, rates = ensemble(KINDS["paper"], devices, seed, members)
-    return plan_page(work, {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN})
+    outcomes = {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN}
+    page = Page(
+        f"{members} members on {devices} devices",
+        "A bar is a member on a device; the dark part of its height is the share of the time in which the device "
+        "computes, the pale one waits for the shared stream. Simulated.",
+    )
+    end_s = max(outcome.wall_s for outcome in outcomes.values())
+    for name, outcome in outcomes.items():
+        spans = [Span(bar.member, bar.devices, bar.start_s, bar.end_s, bar.computed) for bar in outcome.bars]
+        unused = outcome.wait_share + outcome.idle_share
+        note = f"{outcome.wall_s:,.0f} s; devices wait or idle {unused:.0%} of the time."
+        page.figure(NAMES[name], gantt(spans, devices, end_s), note)
+    return page.html()
 
 
 def _small_gaps(ensembles: int, progress: Progress) -> tuple[dict[str, list[float]], list[float]]:
@@ -171,7 +197,7 @@ def _small_gaps(ensembles: int, progress: Progress) -> tuple[dict[str, list[floa
         progress("small ensembles", f"{seed + 1} of {ensembles}", seed / ensembles)
         drawn, rates = ensemble(KINDS["paper"], SMALL_DEVICES, seed, SMALL_MEMBERS)
         work = EnsembleWork(drawn.rates, drawn.epochs, drawn.samples, drawn.nodes)
-        best_s = best_rounds(work).wall_s
+        best_s = best_rounds_s(work)
         for name, make in METHODS.items():
             gaps[name].append(play(work, make(rates, SMALL_DEVICES, seed)).wall_s / best_s - 1)
         greedy.append(play(work, Planner(rates, SMALL_DEVICES, alpha=0.0)).wall_s / best_s - 1)

@@ -2,26 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.policy.core.exact import Floats
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 MOST_PLANS = 100_000  # flotillas that the exact search looks at; 8 members on 8 devices have 12 869
 _HALVINGS = 100
-
-
-@dataclass(frozen=True)
-class BestRounds:
-    """The best rounds for a small ensemble."""
-
-    wall_s: float  # of all rounds, one after another
-    flotillas: tuple[Flotilla, ...]  # the rounds; their order does not matter
 
 
 def least_wall_s(work: EnsembleWork) -> float:
@@ -52,8 +42,8 @@ def least_wall_s(work: EnsembleWork) -> float:
     return low
 
 
-def best_rounds(work: EnsembleWork) -> BestRounds:
-    """Return the rounds that minimise Σ T(F_k | A_k), where a round ends when all its members have converged (Eq. 1–2).
+def best_rounds_s(work: EnsembleWork) -> float:
+    """Return the least Σ T(F_k | A_k) of rounds that end when all their members have converged (Eq. 1–2), seconds.
 
     Exact: every flotilla of every subset with every number of devices, then the best partition into subsets.
     Checkpoints are free, as no member is stopped. Rounds that FLEET stops early may be shorter; :func:`least_wall_s`
@@ -68,39 +58,25 @@ def best_rounds(work: EnsembleWork) -> BestRounds:
             f"{len(members)} members on {devices} devices have {plans} flotillas, more than {MOST_PLANS}: ask "
             f"least_wall_s for a bound instead"
         )
-    table = work.rates.table.tolist()
-    epochs = [work.epochs[name] for name in members]
-    rounds = {}
+    rounds_s: dict[int, float] = {}
     for size in range(1, min(len(members), devices) + 1):
         counts = list(_counts(size, devices))
         for subset in itertools.combinations(range(len(members)), size):
-            took_s, best = min((_round_s(work, table, epochs, subset, taken), taken) for taken in counts)
-            rounds[sum(1 << i for i in subset)] = (took_s, subset, best)
-    return _partition(work, rounds)
+            names = [members[i] for i in subset]
+            took_s = min(round_s(work, dict(zip(names, taken, strict=True))) for taken in counts)
+            rounds_s[sum(1 << i for i in subset)] = took_s
+    return _partition_s(len(members), rounds_s)
 
 
-def round_s(work: EnsembleWork, flotilla: Flotilla) -> float:
-    """Return the seconds until all members of a flotilla have converged; infinite if one does not fit."""
-    members = list(flotilla.members)
-    subset = [work.rates.place(name) for name in members]
-    epochs = [work.epochs[name] for name in work.rates.members]
-    return _round_s(work, work.rates.table.tolist(), epochs, subset, list(flotilla.members.values()))
-
-
-def _round_s(
-    work: EnsembleWork,
-    table: Sequence[Sequence[float]],
-    epochs: Sequence[int],
-    subset: Sequence[int],
-    counts: Sequence[int],
-) -> float:
+def round_s(work: EnsembleWork, flotilla: Mapping[str, int]) -> float:
+    """Return the seconds until all members of a flotilla have converged; infinite if one does not fit. ``flotilla``:
+    member → devices."""
     pool = work.devices * work.prepared_per_s
     total, pace = 0.0, math.inf
     stages: list[tuple[int, float]] = []
-    for i, count in sorted(zip(subset, counts, strict=True), key=lambda pair: -epochs[pair[0]]):
-        row = table[i]
-        pace = min(pace, row[count - 1] if count <= len(row) else 0.0)
-        stages.append((epochs[i], min(pace, pool)))  # until this one ends, no later one is faster
+    for name in sorted(flotilla, key=lambda name: -work.epochs[name]):
+        pace = min(pace, work.rates.per_s(name, flotilla[name]))
+        stages.append((work.epochs[name], min(pace, pool)))  # until this one ends, no later one is faster
     for place, (length, speed) in enumerate(stages):
         after = stages[place + 1][0] if place + 1 < len(stages) else 0
         if length > after:
@@ -108,28 +84,20 @@ def _round_s(
     return total
 
 
-def _partition(work: EnsembleWork, rounds: Mapping[int, tuple[float, Sequence[int], Sequence[int]]]) -> BestRounds:
+def _partition_s(members: int, rounds_s: Mapping[int, float]) -> float:
     """Return the cheapest cover of all members with rounds, over all subsets, smallest first."""
-    everybody = (1 << len(work.rates.members)) - 1
-    cost, last = [0.0] + [math.inf] * everybody, [0] * (everybody + 1)
+    everybody = (1 << members) - 1
+    cost_s = [0.0] + [math.inf] * everybody
     for who in range(1, everybody + 1):
         lowest = who & -who
         part = who
         while part:  # the parts of ``who`` that hold its lowest member
-            if part & lowest and part in rounds:
-                took_s = cost[who ^ part] + rounds[part][0]
-                if took_s < cost[who]:
-                    cost[who], last[who] = took_s, part
+            if part & lowest and part in rounds_s:
+                cost_s[who] = min(cost_s[who], cost_s[who ^ part] + rounds_s[part])
             part = (part - 1) & who
-    if not math.isfinite(cost[everybody]):
+    if not math.isfinite(cost_s[everybody]):
         raise ConfigError("some member does not fit on all devices together: give it more memory, or leave it out")
-    flotillas, who = [], everybody
-    while who:
-        _, subset, counts = rounds[last[who]]
-        names = [work.rates.members[i] for i in subset]
-        flotillas.append(Flotilla(dict(zip(names, counts, strict=True))))
-        who ^= last[who]
-    return BestRounds(cost[everybody], tuple(flotillas))
+    return cost_s[everybody]
 
 
 def _counts(size: int, devices: int) -> list[tuple[int, ...]]:

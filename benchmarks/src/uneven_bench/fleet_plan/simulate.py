@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
-from uneven.fleet.pure.planning.assign import assign_devices, spread
+from uneven.fleet.pure.planning.assign import assign_devices
 from uneven.fleet.pure.planning.flotillas import FlotillaPlanner
 from uneven.fleet.pure.planning.rates import Rates
 
@@ -71,7 +71,6 @@ class FleetOutcome:
     checkpoint_share: float  # they rest for a checkpoint
     rounds: int  # number of starts; for FLEET-G and homogeneous sharing, the flotillas
     prepared: float  # samples prepared, as multiples of the data set
-    cost: float  # mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 if every member has one device.
     bars: tuple[Bar, ...] = field(repr=False)  # in order of their starts
 
 
@@ -106,7 +105,7 @@ class _FleetPlay:
         self.now_s = 0.0
         self.busy_s = self.held_s = self.saved_s = 0.0  # device-seconds
         self.prepared = 0.0
-        self.costs: list[float] = []
+        self.rounds = 0
         self.bars: list[Bar] = []
 
     def run(self) -> FleetOutcome:
@@ -123,9 +122,8 @@ class _FleetPlay:
             wait_share=(self.held_s - self.busy_s) / total_s,
             idle_share=1.0 - (self.held_s + self.saved_s) / total_s,
             checkpoint_share=self.saved_s / total_s,
-            rounds=len(self.costs),
+            rounds=self.rounds,
             prepared=self.prepared,
-            cost=math.fsum(self.costs) / len(self.costs),
             bars=tuple(sorted(self.bars, key=lambda bar: (bar.start_s, bar.devices))),
         )
 
@@ -142,7 +140,7 @@ class _FleetPlay:
                 raise ConfigError(f"{len(self.waiting)} members wait, {count} devices are free, and nobody is started")
             return
         assigned = self.assign(flotilla, free)
-        self.costs.append(spread(assigned, free) / len(assigned))
+        self.rounds += 1
         for name, devices in assigned.items():
             if self.work.rates.per_s(name, len(devices)) == 0.0:
                 raise ConfigError(f"member {name!r} cannot run on {len(devices)} devices")
