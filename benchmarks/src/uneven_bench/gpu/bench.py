@@ -16,6 +16,7 @@ from uneven_bench.gpu.workers import BALANCES, pair, unlike
 from uneven_bench.harness.figures import Spread, by_turns
 from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
+from uneven_bench.preconditioners.bench import PERIODS, mean_step
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 
 STEPS = 20  # timed together: the host runs ahead of the device, so a single step would time the launch
@@ -121,21 +122,13 @@ def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
         seconds[name] = medians
         sgd_s = medians["sgd"]["plain"]
         ratios[name] = {
-            method: [_mean_step_s(them, p) / sgd_s for p in ((1, 10), (10, 100))] for method, them in medians.items()
+            method: [mean_step(them, one) / sgd_s for one in PERIODS.values()] for method, them in medians.items()
         }
     return {"second_order": seconds, "second_order_vs_sgd": ratios}
 
 
 def _part(model: nn.Module, part: Callable[[], Any], batch: int) -> StepArm:
     return PartArm(model, part(), batch)
-
-
-def _mean_step_s(kinds: dict[str, float], periods: tuple[int, int]) -> float:
-    """Return the mean step of a method with factors and bases at these periods."""
-    plain_s = kinds["plain"]
-    factor_s, refresh_s = kinds.get("factor", plain_s), kinds.get("refresh", plain_s)
-    refreshes, factors = 1 / periods[1], 1 / periods[0] - 1 / periods[1]
-    return refreshes * refresh_s + factors * factor_s + (1 - refreshes - factors) * plain_s
 
 
 def _pair(quick: bool, told: Progress) -> dict[str, Any]:

@@ -8,7 +8,7 @@ rectangle (padded).
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import uneven
 from uneven.runtime.world import discover
 from uneven_bench.harness.data import shakespeare
-from uneven_bench.workloads.base import Images, whole
+from uneven_bench.workloads.base import Images, for_ever, whole
 
 PAST, BATCH, WARM = 8, 128, 24
 """Characters that a guess looks at; speeches of a global batch; iterations that do not count."""
@@ -78,7 +78,7 @@ def train(collate: Callable[[list[Tensor]], Any], by_cost: bool, seconds: float)
         session.setup(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.05))
         loader = session.loader(data, BATCH, collate_fn=collate, drop_last=True, **by)
         began_s, letters, samples, iterations = 0.0, 0, 0, 0
-        for number, (x, y) in enumerate(_again(loader)):
+        for number, (x, y) in enumerate(for_ever(loader)):
             if number == WARM:
                 began_s = time.perf_counter()
             kept = int((y != -100).sum())
@@ -92,11 +92,6 @@ def train(collate: Callable[[list[Tensor]], Any], by_cost: bool, seconds: float)
                     break
         took_s = session.mean(time.perf_counter() - began_s, weight=1.0)
     return {"letters": letters, "samples": samples, "iterations": iterations, "took_s": took_s}
-
-
-def _again(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def evaluate(how: str, samples: int) -> dict[str, Any]:

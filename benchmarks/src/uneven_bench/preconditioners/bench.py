@@ -17,8 +17,8 @@ _WORKER = "uneven_bench.preconditioners.worker"
 WORKERS = 4
 CORES = (0.6, 0.4, 0.2, 0.1)
 MBIT_PER_S = 100.0
-WEIGHTS = {"1/10": {"factor": 0.9, "refresh": 0.1}, "10/100": {"plain": 0.9, "factor": 0.09, "refresh": 0.01}}
-"""Periods → frequency of each kind of step."""
+PERIODS = {"1/10": (1, 10), "10/100": (10, 100)}
+"""Name → steps from one taking of factors to the next, and from one refresh to the next."""
 
 CASES = ("steps", "exact", "unequal", "links", "target", "blow-ups")
 STEPPED = ("resnet20", "mlp", "transformer", "resnet32")
@@ -96,7 +96,7 @@ def _steps(
         found["step_s"][model], found["memory_share"][model] = told["seconds"], told["memory_share"]
         for name, ratios in _ratios(told["seconds"]).items():
             found[name][model] = ratios
-        sent = {name: _mean(kinds, "1/10") for name, kinds in told["bytes"].items()}
+        sent = {name: mean_step(kinds, PERIODS["1/10"]) for name, kinds in told["bytes"].items()}
         found["bytes_vs_kfac_pytorch"][model] = {
             share: sent[f"ours {share}"] / sent[f"kfac-pytorch {share}"]
             for share in shares
@@ -112,18 +112,23 @@ def _ratios(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, dict[st
         who, _, share = name.partition(" ")
         if who != "ours":
             continue
-        own = {periods: _mean(seconds[name], periods) for periods in WEIGHTS}
+        own = {name_of: mean_step(seconds[name], periods) for name_of, periods in PERIODS.items()}
         found["step_vs_sgd"][share] = {periods: own_s / seconds["sgd"]["plain"] for periods, own_s in own.items()}
         for label, other in ((share, f"kfac-pytorch {share}"), (f"{share} to its default", "kfac-pytorch 1")):
             if other in seconds:
                 found["step_vs_kfac_pytorch"][label] = {
-                    periods: own_s / _mean(seconds[other], periods) for periods, own_s in own.items()
+                    periods: own_s / mean_step(seconds[other], PERIODS[periods]) for periods, own_s in own.items()
                 }
     return found
 
 
-def _mean(kinds: dict[str, float], periods: str) -> float:
-    return sum(part * kinds[kind] for kind, part in WEIGHTS[periods].items())
+def mean_step(kinds: dict[str, float], periods: tuple[int, int]) -> float:
+    """Return the mean over the steps of a method. ``kinds``: kind of step → its figure, of a plain one if it has no
+    other; ``periods``: of factors and refreshes."""
+    plain = kinds["plain"]
+    refreshes, factors = 1 / periods[1], 1 / periods[0] - 1 / periods[1]
+    rest = (1 - refreshes - factors) * plain
+    return refreshes * kinds.get("refresh", plain) + factors * kinds.get("factor", plain) + rest
 
 
 def _play(task: dict[str, Any], workers: int, progress: Progress, isolated: bool = False) -> Any:

@@ -18,7 +18,7 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.runtime import launch
 from uneven.runtime.jobs import Command
 from uneven.runtime.messages.process import ShardKeeper
-from uneven_bench.harness.figures import in_turns
+from uneven_bench.harness.figures import Spread, in_turns
 from uneven_bench.harness.show import Progress, chosen
 from uneven_bench.harness.tables import tables as harness_tables
 from uneven_bench.recommendation import worker
@@ -243,19 +243,17 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         return of(name, lambda one: sum(one.per_s))
 
     def ratio(one: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(total(one), total(other), strict=True))
+        return Spread.ratio(total(one), total(other)).median
 
     def evenness() -> float:
         shares = [[rate / share for rate, share in zip(one.per_s, _UNEQUAL, strict=True)] for one in found["unequal"]]
         return statistics.median(min(one) / max(one) for one in shares)
 
     def beside_slow() -> float:
-        three, other = (of(name, lambda one: sum(one.per_s[:3])) for name in (slow, SCALING[4]))
-        return statistics.median(a / b for a, b in zip(three, other, strict=True))
+        return Spread.ratio(*(of(name, lambda one: sum(one.per_s[:3])) for name in (slow, SCALING[4]))).median
 
     def cpu_ratio(other: str) -> float:
-        mine, theirs = (of(name, lambda one: one.trainer_us) for name in ("one trainer", other))
-        return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+        return Spread.ratio(*(of(name, lambda one: one.trainer_us) for name in ("one trainer", other))).median
 
     def where(what: Callable[[], float], *names: str) -> float | None:
         return what() if set(names) <= found.keys() else None
@@ -267,8 +265,7 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
 
     def equal_time(mine: str, other: str, asked: tuple[float, ...]) -> float:
         ours = [sum(one.per_s) / (sum(asked) + 1e-6 * one.server_us * sum(one.per_s)) for one in found[mine]]
-        theirs = [rate / sum(asked) for rate in total(other)]
-        return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        return Spread.ratio(ours, [rate / sum(asked) for rate in total(other)]).median
 
     def fastest(batch: int) -> float:
         there = [one for one in (f"TorchRec, batch {batch}", f"TorchRec's pipeline, batch {batch}") if one in found]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven_bench.harness.figures import Spread
 from uneven_bench.recommendation.faults import table_servers
 from uneven_bench.recommendation.model import DIM, DLRM, FIELDS, NUMBERS
 
@@ -115,7 +116,7 @@ def out_of_memory_rows(
             "rows": rows,
             "memory_bytes": memory,
             "examples_per_s": {name: statistics.median(one) for name, one in rates.items()},
-            "vs_memory": statistics.median(a / b for a, b in zip(rates["on disk"], rates["in memory"], strict=True)),
+            "vs_memory": Spread.ratio(rates["on disk"], rates["in memory"]).median,
             "by_round": rates,
             "server_us_per_example": {name: 1e6 * one.server_s / one.examples for name, one in found.items()},
             "reads_per_example": (counts["read"] - before["read"]) / disk.examples,

@@ -3,13 +3,11 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from uneven import search
 from uneven.fleet.pure.sections import Stream
@@ -108,17 +106,8 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
     for name in ("ray", "optuna", "syne_tune"):
         if found[name]:
             result[f"overhead_{name}_ms"] = statistics.median(found[name])
-            pairs = zip(found[name], found["ours"], strict=True)
-            result[f"overhead_vs_{name}"] = statistics.median(theirs / mine for theirs, mine in pairs)
+            result[f"overhead_vs_{name}"] = Spread.ratio(found[name], found["ours"]).median
     return result
-
-
-def _train(params: dict[str, Any], number: int, seed: int, reader: Any, report: Callable[[float], None]) -> None:
-    torch.manual_seed(seed)
-    model, optimizer = trainings.made(params, params["side"])
-    for epoch in range(MAX_T):
-        trainings.learn(model, optimizer, reader.train(number, epoch, trainings.BATCH))
-        report(trainings.accuracy(model, reader.validation(number, 256)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +132,7 @@ class RealSearch:
         """Run the search in Ray Tune, on a running cluster."""
         source = Source(self.train, self.validate, PREPARATIONS[case], None)
         stream = Stream(len(self.train), len(self.validate), 128, seed)
-        return rivals.ray_pictures(settings, source, stream, MAX_T, _train)
+        return rivals.ray_pictures(settings, source, stream, MAX_T)
 
 
 def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) -> dict[str, Any]:
@@ -204,9 +193,7 @@ def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str
 def _ratios(cases: dict[str, dict[str, list[dict[str, float]]]], method: str, key: str) -> dict[str, float]:
     """Return case → ratio to ours, shared: the median over the rounds."""
     return {
-        case: statistics.median(
-            theirs[key] / ours[key] for theirs, ours in zip(rows[method], rows["shared"], strict=True)
-        )
+        case: Spread.ratio(*([row[key] for row in rows[one]] for one in (method, "shared"))).median
         for case, rows in cases.items()
         if method in rows
     }

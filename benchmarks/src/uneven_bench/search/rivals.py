@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from uneven.fleet.stream.preprocess import Source
 from uneven.search.data import DataHandle, DataReader
 from uneven.search.trial_worker import seed_of
 from uneven_bench.harness.ray_rival import ray_fit
+from uneven_bench.search import trainings
 
 SLOTS = 2
 
@@ -65,18 +65,15 @@ def _report_once(config: dict[str, Any]) -> None:
     tune.report({"score": config["x"]})
 
 
-def ray_pictures(
-    settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int, train: Callable[..., Any]
-) -> PlayedSearch:
-    """Run the search with Ray's scheduler. ``settings``: of the trials; ``train``: called with the settings, the
-    trial's seed, a reader, and a reporter."""
+def ray_pictures(settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int) -> PlayedSearch:
+    """Run the search with Ray's scheduler. ``settings``: of the trials."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
     began_s = time.time()
     scheduler = AsyncHyperBandScheduler(max_t=max_t, reduction_factor=3)
     handle = DataHandle(source, stream, None)
-    trainable = tune.with_parameters(_pictures, handle=handle, settings=settings, train=train)
+    trainable = tune.with_parameters(_pictures, handle=handle, settings=settings, max_t=max_t)
     space = {"trial": tune.grid_search(list(range(len(settings))))}
     found = ray_fit(trainable, space, scheduler=scheduler, metric="score", mode="max")
     frames = [result.metrics_dataframe for result in found]
@@ -85,18 +82,18 @@ def ray_pictures(
     return PlayedSearch(reports, end_s, sum(float(frame["prepared_s"].max()) for frame in frames))
 
 
-def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[str, Any]], train: Any) -> None:
+def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[str, Any]], max_t: int) -> None:
     import torch
     from ray import tune
 
     torch.set_num_threads(1)
-    reader = DataReader(handle)
-    number = config["trial"]
-
-    def report(accuracy: float) -> None:
+    reader, number = DataReader(handle), config["trial"]
+    torch.manual_seed(seed_of(handle.stream.seed, number))
+    model, optimizer = trainings.made(settings[number], settings[number]["side"])
+    for epoch in range(max_t):
+        trainings.learn(model, optimizer, reader.train(number, epoch, trainings.BATCH))
+        accuracy = trainings.accuracy(model, reader.validation(number, 256))
         tune.report({"score": accuracy, "at_s": time.time(), "prepared_s": reader.prepared_s})
-
-    train(settings[number], number, seed_of(handle.stream.seed, number), reader, report)
 
 
 def optuna_trivial(trials: int) -> float:

@@ -4,7 +4,7 @@ An arm without waiting trains for a number of seconds, each worker by its own cl
 together. Bytes are all those that leave a worker's interface.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count
@@ -23,7 +23,7 @@ from uneven.policy.sync import Pace, policies
 from uneven.run.replicas.background_thread import BackgroundThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import HIVEMIND, TORCHFT
-from uneven_bench.workloads.base import Images, whole
+from uneven_bench.workloads.base import Images, for_ever, whole
 
 
 def even_batches(length: int, batch: int, rank: int, workers: int, seed: int = 0) -> Iterator[list[int]]:
@@ -109,7 +109,7 @@ class Ours(SyncArm):
         self._begin()
 
     def _begin(self) -> None:
-        self._epochs = _for_ever(self._loader)
+        self._epochs = for_ever(self._loader)
         self.batches = self._epochs
 
     def exchanging(self) -> bool:
@@ -159,8 +159,3 @@ def loader_of(data: TensorDataset, batch: int, seed: int) -> DataLoader[Any]:
     """Return torch's loader, for arms without a session."""
     batches = even_batches(len(data), batch, dist.get_rank(), dist.get_world_size(), seed)
     return DataLoader(Images(data), batch_sampler=batches, collate_fn=whole)
-
-
-def _for_ever(loader: Any) -> Generator[Any, None, None]:
-    while True:
-        yield from loader

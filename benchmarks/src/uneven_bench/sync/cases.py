@@ -196,13 +196,9 @@ def _shadows_alone(case: SyncCase) -> SyncCase:
         about=about,
         arms=few,
         rounds_s=_SHADOWS_ROUNDS_S,
-        turns=_turns(_SHADOWS_ROUNDS_S),
+        turns=round(_SHADOWS_ROUNDS_S[0] / _TURN_S),
         equal_steps=0,
     )
-
-
-def _turns(rounds_s: tuple[float, ...]) -> int:
-    return round(rounds_s[0] / _TURN_S)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:

@@ -72,7 +72,7 @@ def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
     round_by_round = [statistics.mean(pair) for pair in zip(*(rates[name] for name in yardsticks), strict=True)]
     arms = {}
     for name, arm in told.items():
-        share = Spread.of([own / best for own, best in zip(rates[name], round_by_round, strict=True)])
+        share = Spread.ratio(rates[name], round_by_round)
         counted = [one for ranks in arm["blocks"][: arm["limited"]] for one in ranks]
         steps = sum(one["steps"] for one in counted)
         arms[name] = {
@@ -119,7 +119,7 @@ def exchanged(ways: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Compare one way to exchange with the ring of all: the prediction from its messages, and the measurement. If links
     decide, the prediction is the ratio of a worker's bytes; if single messages do, that of their number."""
     ring, own = ways["everybody"], ways[name]
-    ratio = Spread.of([one / other for one, other in zip(ring["seconds"], own["seconds"], strict=True)])
+    ratio = Spread.ratio(ring["seconds"], own["seconds"])
     return {
         "seconds": statistics.median(own["seconds"]),
         "bytes": own["sent_bytes"],

@@ -1,6 +1,6 @@
 """A model and its data, and the stretches of the data that one block of training uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,12 @@ class WholeStretch(Stretch):
 def whole(batch: Any) -> Any:
     """Return a batch that is complete already."""
     return batch
+
+
+def for_ever(loader: Any) -> Generator[Any, None, None]:
+    """Yield the batches of a loader, epoch after epoch."""
+    while True:
+        yield from loader
 
 
 def stretch(work: TrainingWorkload, samples: int) -> tuple[Stretch, dict[str, Any]]:
