@@ -4,7 +4,7 @@ from pathlib import Path
 
 from uneven.journal.report.html import write
 from uneven.journal.report.page import Page
-from uneven.journal.report.pure.figures import Figure, colour
+from uneven.journal.report.pure.draw import Figure, colour, layout, line
 from uneven_bench.predictors.cases import Floats, PredictorCase
 
 SHOWN = 160  # iterations in a picture
@@ -26,26 +26,11 @@ def snapshot(case: PredictorCase, told: dict[str, Floats]) -> Figure:
     window = case.speeds_per_s[:, first:last]
     worker = int((window.std(axis=1) / window.mean(axis=1)).argmax())
     lines = {"measured": window[worker], **{name: one[worker, first:last] for name, one in told.items()}}
-    axis = {"gridcolor": "#e8e8e8", "automargin": True}
+    iterations: list[float] = list(range(first, last))
     return {
         "data": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": list(range(first, last)),
-                "y": [round(float(value), 3) for value in line],
-                "line": {"color": "#bbbbbb" if name == "measured" else colour(place - 1, len(told)), "width": 1.6},
-            }
-            for place, (name, line) in enumerate(lines.items())
+            line(iterations, one, name, "#bbbbbb" if name == "measured" else colour(place - 1, len(told)))
+            for place, (name, one) in enumerate(lines.items())
         ],
-        "layout": {
-            "height": 300,
-            "margin": {"l": 60, "r": 20, "t": 30, "b": 45},
-            "plot_bgcolor": "#fff",
-            "paper_bgcolor": "#fff",
-            "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-            "xaxis": axis | {"title": {"text": "iteration"}},
-            "yaxis": axis | {"title": {"text": f"samples/s of worker {worker}"}},
-        },
+        "layout": layout(f"samples/s of worker {worker}"),
     }

@@ -4,9 +4,9 @@ import os
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,8 @@ def main() -> None:
             time.sleep(PACE_S * rng.uniform(0.5, 1.5))
         client.leave()  # the others must not wait for its clock
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
     write_whole(directory / f"steps-{first}", str(sum(steps)))
     while len(list(directory.glob("steps-*"))) < PROCESSES and os.getppid() != 1:
         time.sleep(0.05)

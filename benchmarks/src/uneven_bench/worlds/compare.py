@@ -57,15 +57,14 @@ def summarize(compared: Compared, races: Mapping[str, Sequence[Race]]) -> dict[s
     """Return the agreement of the worlds, over all cases and both balancers."""
     errors = [one["error"] for case in compared.values() for one in case.values()]
     agree = [agreed(case) for case in races.values()]
+    gains = {name: {world: _gains(case, world) for world in Race._fields} for name, case in races.items()}
     return {
         "cases": compared,
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
         "rank_agreement": sum(agree) / len(agree),
-        "gains": {name: {world: _gains(case, world) for world in Race._fields} for name, case in races.items()},
-        "faster": {
-            name: {world: verdict(_gains(case, world)) for world in Race._fields} for name, case in races.items()
-        },
+        "gains": gains,
+        "faster": {name: {world: verdict(those) for world, those in each.items()} for name, each in gains.items()},
     }
 
 

@@ -34,7 +34,9 @@ def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
         workload,
         overhead_core_s=max(start, 0.0),
         per_sample_core_s=slope,
-        exchange_core_s=_exchange_core_s(steps),
+        exchange_core_s=statistics.median(
+            statistics.fmean(one.exchange_cpu_s for one in its) for its in steps.values()
+        ),
         report_core_s=_REPORT_CORE_S,
     )
 
@@ -74,7 +76,3 @@ def _jitter(its: list[StepRecord]) -> float:
         if earlier.batch == later.batch
     ]
     return _TO_DEVIATION * statistics.median(apart) / math.sqrt(2.0) if apart else 0.0
-
-
-def _exchange_core_s(steps: dict[int, list[StepRecord]]) -> float:
-    return statistics.median(statistics.fmean(one.exchange_cpu_s for one in its) for its in steps.values())
