@@ -43,6 +43,8 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
     wanted = chosen(case, CASES)
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
+    if "decisions" in wanted:
+        decisions.table()  # without the data it raises now, before the minutes of other cases
     with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder:
         where = Path(folder)
         if "overhead" in wanted:
