@@ -65,7 +65,8 @@ class VirtualCopies:
         return mean([copy.parameters for copy in copies], counts)
 
 
-# Rank, payload and members: a worker has at most one contribution of a kind to the same members in transit.
+# Rank, payload and members: a worker has at most one contribution of a kind to the same members in transit. Learners of
+# a quorum have none: its members may change meanwhile.
 Key = tuple[int, Payload, tuple[int, ...]]
 
 
@@ -79,7 +80,8 @@ class Sent:
 
 
 def key_of(rank: int, exchange: Exchange) -> Key:
-    return rank, exchange.payload, exchange.members
+    learner = exchange.beside and exchange.quorum is not None
+    return rank, exchange.payload, () if learner else exchange.members
 
 
 def parties_of(exchange: Exchange, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import torch
 from quadratics import Quadratic, Trained, by_hand
 from small_world import Ran, cluster, node
 
-from uneven.cluster.pure.describe.spec import ClusterSpec, SiteLink, steady
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, SiteLink, steady
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import span
 from uneven.policy.core.records import LineRecord, StepRecord
@@ -249,6 +250,19 @@ def test_a_grace_window_takes_in_who_comes_soon_after_the_quorum() -> None:
         trained = Trained(spec, Quadratic.random(64), f"decoupled:every=4,quorum=2,grace={grace}", iterations=12)
         merged[grace] = trained.training.merged[0]
     assert (merged[0.0], merged[2.0]) == ((0, 1), (0, 1, 2))
+
+
+def test_learners_merge_with_all_who_are_there_whatever_step_they_are_in() -> None:
+    """The fast one's step is past a change of the members long before the slow one's is."""
+    nodes = [node(f"n{place}", slow, site=f"s{place}") for place, slow in enumerate([1.0, 3.0, 3.5])]
+    events = (Event(node="n2", do=Do.KILL, at_s=12.5), Event(node="n2", do=Do.JOIN, at_s=40.0))
+    policy = "decoupled:every=2,quorum=2,grace=0.0,outer_lr=1.0,outer_momentum=0.0"
+    trained = Trained(replace(cluster(*nodes), events=events), Quadratic.random(64), policy, iterations=40)
+    merged = trained.training.merged
+    came = [place for place, ranks in enumerate(merged) if 2 in ranks]
+    assert len(came) > 2
+    away = merged[came[0] + 1 : came[1]]
+    assert away == [(0, 1)] * 6, "the slow one sends every 6 s, and waits for nobody of its own step"
 
 
 def test_two_levels_of_outer_steps_without_momentum_are_two_levels_of_means() -> None:

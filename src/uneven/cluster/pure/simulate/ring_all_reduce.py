@@ -31,7 +31,7 @@ class Rings:
     def arrive(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
         """Add a member; while it computes, the time at which its gradient becomes ready is known."""
         stage = self._stage
-        group = stage.group(worker, one.members)
+        group = stage.group(worker, one)
         meeting = stage.groups.meet(group, worker, one)
         if computing:
             meeting.overlapped = True

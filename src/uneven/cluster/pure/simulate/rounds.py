@@ -101,6 +101,8 @@ class Groups:
         self._generation = -1
         self._by_generation: dict[int, ByMembers[Group]] = {}
         self._with: dict[int, list[Group]] = {}
+        # Of a quorum at its own pace: a step of such a learner tells nothing about the others' generation.
+        self.learners = Group((), 0)
 
     def _make(self, members: tuple[int, ...]) -> Group:
         here = [rank for rank in members if rank in self._active]
@@ -111,6 +113,10 @@ class Groups:
 
     def enter(self, rank: int) -> None:
         self._active.add(rank)
+        self._with.setdefault(rank, []).append(self.learners)
+        self.learners.active += 1
+        for one in self.learners.rounds.values():
+            one.missing += rank not in one.excused
 
     def of(self, generation: int, members: tuple[int, ...]) -> Group:
         if generation not in self._by_generation:

@@ -89,8 +89,10 @@ class Stage:
         ends = buckets(load.gradient_bytes, load.first_bucket_bytes, load.bucket_bytes)
         self._lumps = lumps(ends, len(self.machines))
 
-    def group(self, worker: Worker, members: tuple[int, ...]) -> Group:
-        return self.groups.of(self.history.at(worker.clock).generation, members)
+    def group(self, worker: Worker, one: Exchange) -> Group:
+        if one.beside and one.quorum is not None:
+            return self.groups.learners
+        return self.groups.of(self.history.at(worker.clock).generation, one.members)
 
     @property
     def whole_bytes(self) -> float:

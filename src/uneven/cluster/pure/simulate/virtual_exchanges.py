@@ -150,7 +150,7 @@ class VirtualExchanges:
 
     def _takes_off(self, worker: Worker, one: Exchange) -> bool:
         # At most one exchange of a kind in transit, and only as often as its load allows.
-        flight = id(self._stage.group(worker, one.members)), one.payload
+        flight = id(self._stage.group(worker, one)), one.payload
         now_s = self._stage.queue.now_s
         first = worker.clock if worker.owed is None else worker.owed
         if flight in worker.flying or (one.background.load < 1.0 and now_s < worker.paid_s):
@@ -176,7 +176,7 @@ class VirtualExchanges:
         stage, others = self._stage, self._others(worker, one)
         stage.sends(worker.rank, one)
         route, size_bytes = stage.topology.tell(worker.rank, others), stage.size_bytes(worker.rank, one)
-        stage.network.start(route, size_bytes, self._told, worker, one, stage.group(worker, one.members))
+        stage.network.start(route, size_bytes, self._told, worker, one, stage.group(worker, one))
 
     def _told(self, worker: Worker, one: Exchange, group: Group) -> None:
         if not worker.dead:

@@ -25,12 +25,12 @@ class Servers:
 
     def apart(self, worker: Worker, one: Exchange) -> None:
         """Push one worker's contribution, which the copy adds on arrival."""
-        self._push(Errand(worker, one, worker.clock, self._stage.group(worker, one.members)))
+        self._push(Errand(worker, one, worker.clock, self._stage.group(worker, one)))
 
     def together(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
         """Push a contribution, bucket by bucket while it becomes ready."""
         stage = self._stage
-        group = stage.group(worker, one.members)
+        group = stage.group(worker, one)
         meeting = None if one.beside else stage.groups.meet(group, worker, one)
         errand = Errand(worker, one, worker.clock, group, meeting)
         if computing:
@@ -40,7 +40,7 @@ class Servers:
             self._push(errand)
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        errand = Errand(worker, one, worker.clock, self._stage.group(worker, one.members))
+        errand = Errand(worker, one, worker.clock, self._stage.group(worker, one))
         self._pull(errand, lambda _: then())
 
     def _await(self, errand: Errand) -> None:
@@ -128,7 +128,9 @@ class Servers:
         return now_s < meeting.due_s
 
     def lose(self, meeting: Round, rank: int) -> None:
-        """Remove a dead member; its contribution stays, but it gets no answer."""
+        """Remove a dead member. It gets no answer; its contribution stays, except the movement of a learner."""
+        if meeting.exchange.beside:
+            meeting.arrived.pop(rank, None)
         meeting.errands = [errand for errand in meeting.errands if errand.worker.rank != rank]
         self.recheck(meeting)
 
@@ -155,7 +157,8 @@ class Servers:
     def _way(self, errand: Errand, look_up: Callable[[int, tuple[int, ...]], Route]) -> Route:
         if self._stage.topology.free:
             return FREE
-        routes, key = errand.group.routes, (look_up.__name__, errand.worker.rank)
+        rank, members = errand.worker.rank, errand.exchange.members
+        routes, key = errand.group.routes, (look_up.__name__, rank, members)
         if key not in routes:
-            routes[key] = look_up(errand.worker.rank, errand.group.members)
+            routes[key] = look_up(rank, members)
         return routes[key]
