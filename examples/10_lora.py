@@ -4,7 +4,7 @@
     uneven run --nproc 3 --elastic 1:3 --sync diloco:every=8,outer_momentum=0.5 examples/10_lora.py tune
     python examples/10_lora.py read                                     the adapter, loaded by plain PEFT
 
-With `decoupled:every=8,outer_momentum=0.5` and `--servers 1` no machine waits for another one; `bsp` works, too.
+With `decoupled:every=2,outer_momentum=0` and `--servers 1` no machine waits for another one; `bsp` works, too.
 As root on Linux, emulate three machines, and one that is killed and comes back:
 
     uneven emulate examples/cluster/home_lab_cloud.toml --elastic 1:3 --sync bsp -- examples/10_lora.py tune

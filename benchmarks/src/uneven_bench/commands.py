@@ -309,8 +309,9 @@ def far_sites() -> None:
     hivemind: losses at equal time and bytes in virtual time, times of real runs on emulated lines, as root; then batch
     norm and group norm under skewed labels, and a tuner against every fixed setting.
 
-    Cases: filter, learning, muloco, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
-    UNEVEN_DATA. --quick leaves real runs out; --quick --case 20mbit plays one.
+    Cases: filter, learning, muloco, cifar10, text, adapters (of PEFT, half an hour, if it is named), 20mbit, 100mbit,
+    three_sites, skew, scout; CIFAR-10 and text from UNEVEN_DATA. --quick leaves real runs out; --quick --case 20mbit
+    plays one.
     """
 
 

@@ -28,7 +28,10 @@ from uneven_bench.far_sites.cases import (
 from uneven_bench.far_sites.cases import learning as learning_cases
 from uneven_bench.harness.show import Progress, chosen
 
-CASES = ("filter", "learning", "muloco", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
+CASES = (
+    *("filter", "learning", "muloco", "cifar10", "text", "adapters"),
+    *("20mbit", "100mbit", "three_sites", "skew", "scout"),
+)
 TOLERANCE = 0.05
 
 
@@ -45,6 +48,10 @@ def run(quick: bool, data: str, progress: Progress, *, case: str | None = None) 
     found["virtual"] = {
         name: learning.play(one, progress) for name, one in _learning(quick, data, wanted, found["left_out"]).items()
     }
+    if case == "adapters":
+        found["adapters"] = _adapters(quick, progress)
+    elif case is None:
+        found["left_out"]["adapters"] = "it takes PEFT and half an hour: ask for it by --case"
     found["emulated"] = _emulated(quick, data, wanted, progress, found["left_out"], asked=case is not None)
     samples = 4_000 if quick else 10_000
     if "skew" in wanted:
@@ -68,6 +75,14 @@ def _learning(quick: bool, data: str, wanted: tuple[str, ...], left_out: dict[st
             continue
         found[name] = one
     return found
+
+
+def _adapters(quick: bool, told: Progress) -> dict[str, Any]:
+    try:
+        from uneven_bench.far_sites import adapters
+    except ImportError as error:
+        raise ConfigError(f"bench far-sites --case adapters: {error}: pip install 'uneven[peft]'") from error
+    return adapters.play(quick, told)
 
 
 def _emulated(
