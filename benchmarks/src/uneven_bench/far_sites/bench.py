@@ -81,7 +81,7 @@ def _adapters(quick: bool, told: Progress) -> dict[str, Any]:
     try:
         from uneven_bench.far_sites import adapters
     except ImportError as error:
-        raise ConfigError(f"bench far-sites --case adapters: {error}: pip install 'uneven[peft]'") from error
+        raise ConfigError(f"bench far-sites --case adapters: {error}: pip install '.[peft]'") from error
     return adapters.play(quick, told)
 
 

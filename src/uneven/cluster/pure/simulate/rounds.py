@@ -101,7 +101,7 @@ class Groups:
         self._generation = -1
         self._by_generation: dict[int, ByMembers[Group]] = {}
         self._with: dict[int, list[Group]] = {}
-        # Of a quorum at its own pace: a step of such a learner tells nothing about the others' generation.
+        # At their own pace, so the steps of two of them are in different generations at the same time.
         self.learners = Group((), 0)
 
     def _make(self, members: tuple[int, ...]) -> Group:
