@@ -7,6 +7,7 @@ import contextlib
 import gc
 import getpass
 import glob
+import importlib.util
 import os
 import shutil
 import signal
@@ -17,9 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.util import Finalize
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import psutil
@@ -55,7 +57,7 @@ LASTING_THREADS = ("pytest_timeout",)
 LASTING_HOMES = ("zmq.utils.garbage",)
 """Modules whose threads outlive a test: pyzmq keeps one, from the first message that it sends without a copy."""
 
-LASTING_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+LASTING_COMMANDS = ("multiprocessing.resource_tracker",)
 """Parts of command lines of child processes that Python itself keeps."""
 
 LASTING_VARIABLES = ("PYTEST_", "KMP_", "COV_", "TORCHINDUCTOR_")
@@ -68,6 +70,9 @@ what torch has compiled."""
 TOGETHER = (("tests/test_",), ("tests/unit/fleet/", "tests/unit/search/", "tests/unit/runtime/jobs/"))
 """Beginnings of names of files whose tests run in one process. Those of the first row parse the whole source. For those
 of the second, Python starts a process that imports torch."""
+
+IMPORTED = ("av", "jsonschema", "networkx", "numba", "optuna", "pandas")
+"""What the tests import, and takes half a second."""
 
 LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
@@ -97,6 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Temporary files go into a folder that only this process uses, so that the check sees what a test leaves there.
     What is meant to last stays where it would be: the folders of ``tmp_path``, and what torch has compiled."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        if hasattr(os, "fork"):
+            _fork_workers()
         return  # pytest-xdist's first process runs no test itself, and the others have a folder each
     usual = Path(tempfile.gettempdir())
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(usual))
@@ -104,8 +111,45 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="uneven-tests-")
     Path(folder).chmod(0o1777)  # some tests are an ordinary user for a while
     # multiprocessing's own goes at exit with priority -100, so only then.
-    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+    util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    if hasattr(config, "workerinput") and hasattr(os, "fork"):
+        from uneven.testing.ranks import fork_server
+        from uneven_bench.forked import run
+
+        with mock.patch.object(util, "spawnv_passfds", run.fork_server):
+            forkserver.ensure_running()
+        fork_server().open(run.Forked)
+
+
+def _fork_workers() -> None:
+    """Let pytest-xdist fork its processes from one that has imported torch, and each of them what its ranks are forked
+    from: eight imports of torch less, of four seconds of processor time each."""
+    from execnet import gateway_base, gateway_io
+
+    from uneven_bench.forked.scripts import Script
+
+    ending = threading.Lock()
+
+    class Worker(gateway_base.Popen2IO):
+        def __init__(self, words: list[str], execmodel: Any) -> None:
+            (theirs, requests), (replies, answers) = os.pipe(), os.pipe()
+            found = [name for name in IMPORTED if importlib.util.find_spec(name)]
+            self.script = Script(words[words.index("-c") :], imported=found, streams=(theirs, answers, 2))
+            os.close(theirs)
+            os.close(answers)
+            super().__init__(open(requests, "wb"), open(replies, "rb"), execmodel)  # noqa: SIM115
+
+        def wait(self) -> int:
+            with ending:  # threads of several workers call this
+                code = self.script.wait()
+                self.script.close()
+                return code
+
+        def kill(self) -> None:
+            os.kill(self.script.pid, signal.SIGKILL)
+
+    vars(gateway_io)["Popen2IOMaster"] = Worker
 
 
 def pytest_collection() -> None:
@@ -171,7 +215,7 @@ def _new_processes(before: frozenset[int]) -> set[str]:
     found = set()
     started = scripts.running_pids() if scripts else frozenset()
     for pid in {*started, *_below(os.getpid(), kept.kept_pids() if kept else frozenset())}:
-        if pid in before:
+        if pid in before or pid == vars(forkserver._forkserver)["_forkserver_pid"]:
             continue
         try:
             command = " ".join(psutil.Process(pid).cmdline())

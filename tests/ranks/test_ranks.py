@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from uneven.errors import ConfigError
 from uneven.runtime.world import discover
-from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
+from uneven.testing import RankContext, RankFailure, pool_pids, ranks, run_ranks
 from uneven.testing.rank_process import RankProcess
 from uneven.testing.ranks import fork_server
 from uneven_bench.forked.scripts import Script, run_script
@@ -181,10 +181,11 @@ def body(tmp_path: Path) -> dict[str, str]:
 
 
 PARENT = """
-import subprocess, time, tests_ranks_body as t
+import time, tests_ranks_body as t
 from uneven.testing import run_ranks, pool_pids
+from uneven.testing.ranks import fork_server
 from uneven_bench.forked.run import Forked
-subprocess.Popen = Forked
+fork_server().open(Forked)
 run_ranks(2, t.body)
 print(*pool_pids(), flush=True)
 time.sleep(600)
@@ -205,7 +206,7 @@ def test_processes_end_with_a_parent_that_is_killed(body: dict[str, str]) -> Non
 
 KILLER = """
 import os, signal, subprocess, tests_ranks_body as t
-from uneven.testing import kept_pids, pool_pids, run_ranks
+from uneven.testing import kept_pids, pool_pids, run_ranks, stop_pool
 from uneven_bench.forked.run import Forked
 from uneven_bench.forked.scripts import Script
 subprocess.Popen = Forked
@@ -218,16 +219,15 @@ with Script(["-c", "import time; time.sleep(600)"]) as script:
     assert run_ranks(2, t.body) == [0, 1]
     assert before.isdisjoint(kept_pids())
     assert script.wait(60) == -signal.SIGKILL  # no process would report its end: it counts as killed, and is
+stop_pool()
+stop_pool()
+assert kept_pids() == frozenset()
 print("all seen")
 """
 
 
-def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another(body: dict[str, str]) -> None:
+def test_when_what_they_are_forked_from_is_killed_there_is_another_until_all_are_stopped(
+    body: dict[str, str],
+) -> None:
     done = run_script(["-c", KILLER], env=body)
     assert (done.returncode, done.stdout) == (0, "all seen\n"), done.stderr
-
-
-def test_stopping_the_pool_twice_is_fine() -> None:
-    stop_pool()
-    stop_pool()
-    assert kept_pids() == frozenset()

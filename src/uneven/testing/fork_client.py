@@ -38,7 +38,7 @@ class ForkServer:
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._open()
+            self.open()
         assert self._line is not None
         socket.send_fds(self._line, [" ".join(modules).encode()], files)
         while not self._started:
@@ -87,11 +87,12 @@ class ForkServer:
         self._ended.clear()
         self._forked.clear()
 
-    def _open(self) -> None:
+    def open(self, popen: "type[subprocess.Popen[bytes]]" = subprocess.Popen) -> None:
+        """Start the process."""
         not_on_windows("tests on several ranks")
         self._line, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = popen(
                 [sys.executable, "-m", "uneven.testing.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,8 @@ from uneven_bench.forked import script_child
 _ENVIRONMENT_AT = slice(47, 49)
 """The fields of ``/proc/PID/stat`` with begin and end of the environment, counted after the program's name."""
 
+
+_spawned = util.spawnv_passfds
 
 _OPTIONS = ("-u", "-P", "-I", "-S")  # options of the interpreter. All but the first have no effect in a running one.
 
@@ -131,13 +134,23 @@ def _show(environment: Mapping[str, str]) -> None:
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
+def fork_server(path: bytes, words: Sequence[str], inherited: Sequence[int]) -> int:
+    """Do what ``multiprocessing.util.spawnv_passfds`` does, but let a fork server be a fork of this process."""
+    if "multiprocessing.forkserver" not in words[-1]:
+        return _spawned(path, words, inherited)
+    process = Forked(words, pass_fds=inherited)
+    process.returncode = 0  # multiprocessing waits for its end
+    return process.pid
+
+
 def fork_workers() -> None:
-    """Make :mod:`uneven.runtime.jobs` in this process fork its programs."""
+    """Make :mod:`uneven.runtime.jobs` in this process fork its programs, and what forks its functions."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from uneven.runtime.jobs import command
 
     vars(command)["Popen"] = Forked
+    vars(util)["spawnv_passfds"] = fork_server
     # For an unused log, torch looks up the source of all its callers: a second of processor time.
     vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
 

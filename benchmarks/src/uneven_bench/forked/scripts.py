@@ -40,6 +40,7 @@ class Script:
         merged: errors go to its output.
         imported: modules that are imported already, such as slow ones of several tests.
         output: file that keeps its output; by default the output is deleted.
+        streams: descriptors of its standard input, output and error, in place of these files.
 
     Attributes:
         pid: process id, also of its process group.
@@ -55,6 +56,7 @@ class Script:
         merged: bool = False,
         imported: Sequence[str] = (),
         output: Path | None = None,
+        streams: tuple[int, int, int] | None = None,
     ) -> None:
         self.args = [str(word) for word in program]
         self.returncode: int | None = None
@@ -71,8 +73,8 @@ class Script:
             task_file.write(json.dumps(task).encode())
             task_file.seek(0)
             errors = self._output if merged else self._errors
-            files = (nothing.fileno(), self._output.fileno(), errors.fileno(), task_file.fileno())
-            self.pid = self._fork_server.fork((CHILD, *imported), files)
+            streams = streams or (nothing.fileno(), self._output.fileno(), errors.fileno())
+            self.pid = self._fork_server.fork((CHILD, *imported), (*streams, task_file.fileno()))
         _running.add(self.pid)
 
     def poll(self) -> int | None:
