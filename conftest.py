@@ -71,8 +71,8 @@ TOGETHER = (("tests/test_",), ("tests/unit/fleet/", "tests/unit/search/", "tests
 """Beginnings of names of files whose tests run in one process. Those of the first row parse the whole source. For those
 of the second, Python starts a process that imports torch."""
 
-IMPORTED = ("av", "jsonschema", "networkx", "numba", "optuna", "pandas")
-"""What the tests import, and takes half a second."""
+IMPORTED = ("networkx", "numba", "optuna", "uneven.cluster.virtual")
+"""What several processes of tests import, which starts no thread."""
 
 LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
@@ -114,12 +114,12 @@ def pytest_configure(config: pytest.Config) -> None:
     util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     if hasattr(config, "workerinput") and hasattr(os, "fork"):
-        from uneven.testing.ranks import fork_server
+        from uneven.testing.ranks import _fork_server
         from uneven_bench.forked import run
 
+        _fork_server.open(run.Forked)  # first: its forks must not know the other
         with mock.patch.object(util, "spawnv_passfds", run.fork_server):
             forkserver.ensure_running()
-        fork_server().open(run.Forked)
 
 
 def _fork_workers() -> None:

@@ -10,9 +10,12 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from types import CodeType, ModuleType
 from typing import Any
+
+_filters = list(warnings.filters)
 
 _ended: list[BaseException | None] = []  # the exception that ended the program, or None, once it has ended
 
@@ -114,9 +117,11 @@ def _writer(descriptor: int, code: str, errors: str, *, lines: bool) -> io.TextI
 
 
 def _forget_what_others_drew() -> None:
-    """Reset the state that torch and numpy read from environment or system at their import, in the parent."""
+    """Reset what the parent has changed, and what torch and numpy read from environment or system at their import."""
     import numpy
     import torch
 
+    warnings.resetwarnings()
+    vars(warnings)["filters"] += _filters
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     numpy.random.seed()
