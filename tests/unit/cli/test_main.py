@@ -195,7 +195,7 @@ def test_script_arguments_pass_untouched(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text("import sys; print('got', sys.argv[1:])")
     for_script = ["--nproc", "9", "-h", "--balance=x", "--", "-m", "--", "a b", ""]
-    command = ["-m", "uneven", "run", "--nproc", "1", "--run-dir", tmp_path / "run", script, *for_script]
+    command = ["-m", "uneven_bench.forked.run", "run", "--nproc", 1, "--run-dir", tmp_path / "run", script, *for_script]
     done = run_script(command)
     assert done.returncode == 0, done.stderr
     assert f"got {for_script}" in done.stdout

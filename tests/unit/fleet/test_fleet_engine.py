@@ -85,7 +85,9 @@ sys.path.insert(0, {str(Path(members.__file__).parent)!r})
 import fleet_members as members
 import uneven.fleet as fleet
 from uneven.fleet.engine.fleet_options import Options
+from uneven_bench.forked.run import fork_workers
 if __name__ == "__main__":
+    fork_workers()
     slow = members.ensemble(4, transform=members.slow_jitter)
     fleet.train(slow, devices=2, directory={str(tmp_path / "run")!r}, progress=False,
                 options=Options(rates={RATES!r}, buffer=256, chunk=32))

@@ -184,7 +184,9 @@ import sys
 sys.path.insert(0, {tests!r})
 import test_search_engine as here
 from pathlib import Path
+from uneven_bench.forked.run import fork_workers
 if __name__ == "__main__":
+    fork_workers()
     here.climb(Path({directory!r}), Path({noted!r}), 0.03, devices=1)
 """
 

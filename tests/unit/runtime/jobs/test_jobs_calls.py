@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from uneven.runtime.jobs import Ending, How, call, end_all
 from uneven.runtime.jobs.engines import Local
 from uneven.runtime.jobs.executor import Linked
 from uneven.runtime.jobs.processes import import_path
+from uneven_bench.forked.scripts import Script
 
 
 @pytest.fixture(autouse=True)
@@ -124,17 +124,21 @@ def test_nothing_is_left_when_the_program_is_killed_that_started_it(does: str, t
     script.write_text(
         "import jobs_functions as functions\n"
         "from uneven.runtime.jobs.engines import Local\n"
+        "from uneven_bench.forked.run import fork_workers\n"
         "if __name__ == '__main__':\n"
-        "    place = Local(imported=())\n"
+        "    fork_workers()\n"
+        "    place = Local()\n"
         "    say = lambda _, what: print(*what[1:], flush=True)\n"
         f"    one = place.start('it', functions.{does}, (), heard=say, ended=print)\n"
         "    while True: place.wait(60.0)\n"
     )
     path = os.pathsep.join([str(Path(functions.__file__).parent), import_path()])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}  # Python leaves its fork server's folder
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as starter:
-        assert starter.stdout is not None
-        pids = [int(word) for word in starter.stdout.readline().split()]
+    with Script([script], env=environment) as starter:
+        while not (words := starter.printed()).endswith("\n"):
+            assert starter.poll() is None, starter.communicate()
+            signal.sigtimedwait([], 0.005)
+        pids = [int(word) for word in words.splitlines()[0].split()]
         starter.kill()
-    assert len(pids) == 2
-    until_gone(*pids)
+        assert len(pids) == 2
+        until_gone(*pids)
