@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_trainers import EPOCHS, LENGTH, SAMPLES, UNEQUAL, X, needs, texts, tiny
+from test_trainers import imported as imported
 from torch import nn
 
 import uneven

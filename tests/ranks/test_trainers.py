@@ -19,6 +19,7 @@ import uneven
 from brought import brought
 from uneven.errors import CheckpointError, ConfigError
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.forked.scripts import run_script
 
 SAMPLES, LENGTH, X, EPOCHS = 26, 7, 12, 2
 UNEQUAL = "static:shares=6/2/4"
@@ -27,6 +28,13 @@ UNEQUAL = "static:shares=6/2/4"
 def needs(*names: str) -> pytest.MarkDecorator:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install '.[…]'")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> None:
+    """The new processes of each test here are forks of one that has imported it; each took two seconds for that."""
+    if importlib.util.find_spec("transformers"):
+        assert run_script(["-c", ""], imported=("transformers.trainer", "transformers.models.llama")).returncode == 0
 
 
 def texts() -> list[dict[str, torch.Tensor]]:
