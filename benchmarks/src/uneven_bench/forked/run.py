@@ -138,7 +138,7 @@ def fork_server(path: bytes, words: Sequence[str], inherited: Sequence[int]) -> 
     """Do what ``multiprocessing.util.spawnv_passfds`` does, but let a fork server be a fork of this process."""
     if "multiprocessing.forkserver" not in words[-1]:
         return _spawned(path, words, inherited)
-    process = Forked(words, pass_fds=inherited)
+    process = Forked([words[0], *words[words.index("-c") :]], pass_fds=inherited)  # flags are for a new interpreter
     process.returncode = 0  # multiprocessing waits for its end
     return process.pid
 
