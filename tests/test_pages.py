@@ -67,11 +67,20 @@ LONG = (
 """Pages that tests/system runs: they train for long, or start processes that import torch, or show the API."""
 
 
+FORKS = """
+import runpy
+from uneven_bench.forked.run import fork_workers
+
+fork_workers()
+runpy.run_path("page.py", run_name="__main__")
+"""
+
+
 def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """In a process of its own, which has imported what nearly every page imports."""
     (directory / "page.py").write_text(page)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return run_script(["page.py"], cwd=directory, env=env, timeout_s=280)
+    return run_script(["-c", FORKS], cwd=directory, env=env, timeout_s=280)
 
 
 @pytest.mark.timeout(300)
