@@ -67,9 +67,8 @@ LASTING_FILES = ("pymp-", "pytest-of-", "torchinductor_")
 """Beginnings of names of temporary files that outlive a test: of Python, for as long as a process lives; of pytest; and
 what torch has compiled."""
 
-TOGETHER = (("tests/test_",), ("tests/unit/fleet/", "tests/unit/search/", "tests/unit/runtime/jobs/"))
-"""Beginnings of names of files whose tests run in one process. Those of the first row parse the whole source. For those
-of the second, Python starts a process that imports torch."""
+TOGETHER = "tests/test_"
+"""Beginning of names of files whose tests run in one process: they parse the whole source."""
 
 IMPORTED = ("networkx", "numba", "optuna", "uneven.cluster.virtual")
 """What several processes of tests import, which starts no thread."""
@@ -92,8 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Spread(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            rows = (row[0] for row in TOGETHER if nodeid.startswith(row))
-            return next(rows, super()._split_scope(nodeid))
+            return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
 
     return Spread(config, log)
 
