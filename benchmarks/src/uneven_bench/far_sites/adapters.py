@@ -92,7 +92,8 @@ class Adapters(LearningTask):
 
     def __init__(self, model: Any, rows: Tensor, held_out: Tensor, seeds: int) -> None:
         self.samples, self.learning_rate = len(rows), _LEARNING_RATE
-        self._rows, self._held_out, self._seeds = rows, held_out, seeds
+        self._rows, self._held_out = rows, held_out
+        self._seeds = seeds
         self._frozen = {name: value.detach().clone() for name, value in model.state_dict().items()}
         orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)) for seed in range(seeds)]
         self._orders = torch.stack(orders)
