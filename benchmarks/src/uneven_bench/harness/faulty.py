@@ -86,7 +86,7 @@ def play_all(
             while waiting or playing:
                 # A case mostly waits, for a time-out or a launcher, so more cases than cores keep the processors
                 # busy.
-                while waiting and len(playing) < (os.cpu_count() or 1) + 2:
+                while waiting and len(playing) < _side_by_side():
                     place, case = waiting.pop()
                     folder = Path(parent) / str(place)
                     folder.mkdir()
@@ -105,3 +105,7 @@ def play_all(
             for one in playing.values():
                 one.close()
     return [played[place] for place in range(len(cases))]
+
+
+def _side_by_side() -> int:
+    return (os.cpu_count() or 1) + 2
