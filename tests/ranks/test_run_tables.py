@@ -13,14 +13,12 @@ import torch
 
 import uneven
 from brought import brought, refusal
-from support.table_server import served
 from uneven.embedding import EmbeddingBagCollection, EmbeddingCollection, Table
 from uneven.embedding.shared_rows import can_share
 from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
 from uneven.runtime.messages.process import ShardKeeper
-from uneven.testing import RankContext, ranks
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("tables_script.py")
@@ -53,12 +51,14 @@ def rows_in_memory() -> set[str]:
     return {one.split()[4] for one in lines if "memfd:uneven-" in one}
 
 
-@ranks(1, join=False)
-def test_a_killed_server_goes_on_from_what_it_saved_and_leaves_no_memory_behind(me: RankContext, tmp_path: str) -> None:
+def test_a_killed_server_goes_on_from_what_it_saved_and_leaves_no_memory_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gc.collect()
     mapped = rows_in_memory()
+    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
     ids = torch.arange(40).view(20, 2)
-    with served(Path(tmp_path)) as servers:
+    with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM) as servers:
         tables = EmbeddingBagCollection([Table(100, 4, "a"), Table(100, 4, "b")], save_every_s=0.05)
 
         def train(steps: int) -> None:
@@ -81,12 +81,13 @@ def test_a_killed_server_goes_on_from_what_it_saved_and_leaves_no_memory_behind(
         train(5)
         assert tables.stats().lost == stats.lost, "it was told once"
         before = tables.to_state_dict()
-        tables.save_checkpoint(Path(tmp_path, "saved"))
+        tables.save_checkpoint(tmp_path / "saved")
         tables.close()
     gc.collect()
     assert rows_in_memory() == mapped
+    monkeypatch.delenv("UNEVEN_RUN")
     again = EmbeddingBagCollection([Table(100, 4, "a"), Table(100, 4, "b")], seed=9)
-    again.load_checkpoint(Path(tmp_path, "saved"))
+    again.load_checkpoint(tmp_path / "saved")
     assert all(torch.equal(weight, before[key]) for key, weight in again.to_state_dict().items())
     again.close()
 

@@ -8,7 +8,6 @@ import resource
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from shards_in_memory import MemoryShards
 from test_embedding_shard import train as train_shards
 from torch import Tensor
 
-from support.table_server import served
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table, table_disk
 from uneven.embedding.pure.config import TableSpec
 from uneven.embedding.pure.row_cache import UNCOUNTED, WAYS, RowCache, runs, slot_bytes
 from uneven.embedding.pure.table_wire import Say
-from uneven.embedding.table_host import TABLES
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.embedding.transfer import read_state
 from uneven.errors import CheckpointError, ConfigError, PeerError
-from uneven.testing import RankContext, ranks
+from uneven.runtime.messages.process import ShardKeeper
 
 ROWS = 3000
 ADAGRAD = RowwiseAdagrad(lr=0.1, initial_accumulator_value=0.01)
@@ -286,63 +284,65 @@ class Rows:
         return np.column_stack([rows, sums])
 
 
-@ranks(1, join=False)
-def test_a_killed_server_has_exactly_the_rows_of_its_last_checkpoint(me: RankContext, tmp_path: str) -> None:
-    saved = Path(tmp_path, "saved")
-    with (
-        served(Path(tmp_path)) as servers,
-        closing(EmbeddingBagCollection(on_disk(TENTH), optimizer=ADAGRAD)) as tables,
-    ):
-        train(tables, range(20))
-        tables.save_checkpoint(saved)
-        wanted = state(tables)
-        train(tables, range(20, 40))
-        tables.load_checkpoint(saved)
-        train(tables, range(40, 60))
-        assert not same(state(tables), wanted)
-        os.kill(servers.pids()[0], signal.SIGKILL)
-        assert same(state(tables), wanted)
-        assert (tables.stats().restarts, tables.stats().lost) == (1, 20)
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardKeeper]:
+    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
+    with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM) as keeper:
+        yield keeper
+
+
+def test_a_killed_server_has_exactly_the_rows_of_its_last_checkpoint(
+    made: Any, servers: ShardKeeper, tmp_path: Path
+) -> None:
+    tables = made(on_disk(TENTH))
+    train(tables, range(20))
+    tables.save_checkpoint(tmp_path / "saved")
+    wanted = state(tables)
+    train(tables, range(20, 40))
+    tables.load_checkpoint(tmp_path / "saved")
+    train(tables, range(40, 60))
+    assert not same(state(tables), wanted)
+    os.kill(servers.pids()[0], signal.SIGKILL)
+    assert same(state(tables), wanted)
+    assert (tables.stats().restarts, tables.stats().lost) == (1, 20)
 
 
 @pytest.mark.rest
-@ranks(1, join=False)
-def test_a_server_that_saves_itself_restarts_from_that(me: RankContext, tmp_path: str) -> None:
-    with (
-        served(Path(tmp_path)) as servers,
-        closing(EmbeddingBagCollection(on_disk(TENTH), optimizer=ADAGRAD, save_every_s=0.3)) as tables,
-    ):
-        step = 0
-        while tables.stats().counts["saved"] < 3:
-            train(tables, range(step, step + 5))
-            step += 5
-        os.kill(servers.pids()[0], signal.SIGKILL)
-        found = state(tables)
-        assert tables.stats().counts["restored"] == 1
-    marks = Path(tmp_path, TABLES, "saved").glob("*/shard-0.json")
+def test_a_server_that_saves_itself_restarts_from_that(
+    made: Any, servers: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = made(on_disk(TENTH), save_every_s=0.3)
+    step = 0
+    while tables.stats().counts["saved"] < 3:
+        train(tables, range(step, step + 5))
+        step += 5
+    os.kill(servers.pids()[0], signal.SIGKILL)
+    found = state(tables)
+    assert tables.stats().counts["restored"] == 1
+    tables.close()
+    marks = (tmp_path / TABLES / "saved").glob("*/shard-0.json")
     newest = max(marks, key=lambda one: json.loads(one.read_text())["version"])
-    with closing(EmbeddingBagCollection(on_disk(ALL), optimizer=ADAGRAD)) as alone:
-        alone.load_checkpoint(newest.parent)
-        assert same(state(alone), found)
+    monkeypatch.delenv("UNEVEN_RUN")
+    alone = made(on_disk(ALL))
+    alone.load_checkpoint(newest.parent)
+    assert same(state(alone), found)
 
 
-@ranks(1, join=False)
-def test_a_disk_that_fails_ends_the_training_with_its_error(me: RankContext, tmp_path: str) -> None:
+def test_a_disk_that_fails_ends_the_training_with_its_error(made: Any, servers: ShardKeeper) -> None:
+    tables = made([Table(ROWS, 8, "a", memory=TENTH)])
+    tables.flush()
+    for pid in servers.pids():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
     draw = np.random.default_rng(0)
 
     def until_rows_leave_the_memory() -> None:
         for _ in range(100):
             tables(torch.from_numpy(draw.integers(0, ROWS, (100, 1)))).values().sum().backward()
 
-    one = Table(ROWS, 8, "a", memory=TENTH)
-    with served(Path(tmp_path)) as servers, closing(EmbeddingBagCollection([one], optimizer=ADAGRAD)) as tables:
+    with pytest.raises(PeerError, match=r"the disk of its rows has failed: .*File too large; make room"):
+        until_rows_leave_the_memory()
+    with pytest.raises(PeerError, match="File too large"):
         tables.flush()
-        for pid in servers.pids():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
-        with pytest.raises(PeerError, match=r"the disk of its rows has failed: .*File too large; make room"):
-            until_rows_leave_the_memory()
-        with pytest.raises(PeerError, match="File too large"):
-            tables.flush()
 
 
 @pytest.mark.parametrize(

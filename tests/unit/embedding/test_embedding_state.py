@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,10 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 import uneven
-from support.table_server import served
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
-from uneven.testing import RankContext, ranks
+from uneven.runtime.messages.process import ShardKeeper
 
 FIXED = [Table(30, 4, "a"), Table(3000, 4, "large")]
 GROWN = [Table(None, 4, "a", most_rows=50), Table(None, 4, "large", most_rows=50)]
@@ -192,16 +191,17 @@ def test_a_resumed_session_goes_on_as_if_it_had_not_stopped(made: Any) -> None:
     assert torch.allclose(rest, whole, atol=1e-6)
 
 
-@ranks(1, join=False)
-def test_two_workers_load_before_either_trains(me: RankContext, tmp_path: str) -> None:
-    alone = Model(seed=5)
+def test_two_workers_load_before_either_trains(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = made(seed=5)
     train(alone, 2)
     state = deepcopy(alone.state_dict())
     train(alone, 1)
-    with served(Path(tmp_path), 2), ThreadPoolExecutor(2) as threads:
-        workers = [Model(), Model()]
+    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
+    with ShardKeeper(tmp_path / TABLES, 1, 2, program=PROGRAM), ThreadPoolExecutor(2) as threads:
+        workers = [made(), made()]
         for rank, one in enumerate(workers):
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+            for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}.items():
+                monkeypatch.setenv(name, str(value))
             assert one.tables.door.client.rank == rank
 
         def load(model: Model) -> None:
@@ -214,5 +214,5 @@ def test_two_workers_load_before_either_trains(me: RankContext, tmp_path: str) -
         for key, rows in alone.tables.to_state_dict().items():
             assert torch.allclose(workers[1].tables.to_state_dict()[key], rows, atol=1e-6)
         assert workers[1].tables.stats().counts["applied"] == 5, "two tables by each, and one gradient"
-        for one in (alone, *workers):
+        for one in workers:
             one.tables.close()
