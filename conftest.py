@@ -40,6 +40,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # A shell that starts this in the background lets it, and all that it starts, ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # One tree gets one verdict, however busy the machine is: always the same examples, so few are enough.
 # HYPOTHESIS_PROFILE=search looks for new ones instead.
