@@ -86,18 +86,18 @@ def round_s(work: EnsembleWork, flotilla: Mapping[str, int]) -> float:
 
 def _partition_s(members: int, rounds_s: Mapping[int, float]) -> float:
     """Return the cheapest cover of all members with rounds, over all subsets, smallest first."""
-    everybody = (1 << members) - 1
-    cost_s = [0.0] + [math.inf] * everybody
-    for who in range(1, everybody + 1):
+    whole = (1 << members) - 1
+    cost_s = [0.0] + [math.inf] * whole
+    for who in range(1, whole + 1):
         lowest = who & -who
         part = who
         while part:  # the parts of ``who`` that hold its lowest member
             if part & lowest and part in rounds_s:
                 cost_s[who] = min(cost_s[who], cost_s[who ^ part] + rounds_s[part])
             part = (part - 1) & who
-    if not math.isfinite(cost_s[everybody]):
+    if not math.isfinite(cost_s[whole]):
         raise ConfigError("some member does not fit on all devices together: give it more memory, or leave it out")
-    return cost_s[everybody]
+    return cost_s[whole]
 
 
 def _counts(size: int, devices: int) -> list[tuple[int, ...]]:

@@ -194,7 +194,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
                 batch()
                 ends.append(time.perf_counter())
                 if saving is None and ends[-1] > began_s + window_s:
-                    told("save beside the training", 0.5)
+                    told("save during the training", 0.5)
                     held = _peak_from_now(shard.pid)
                     saving = saver.submit(save)
         begin_s, end_s = saving.result()

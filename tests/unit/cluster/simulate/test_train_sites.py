@@ -262,7 +262,7 @@ def test_learners_merge_with_all_who_are_there_whatever_step_they_are_in() -> No
     came = [place for place, ranks in enumerate(merged) if 2 in ranks]
     assert len(came) > 2
     away = merged[came[0] + 1 : came[1]]
-    assert away == [(0, 1)] * 6, "the slow one sends every 6 s, and waits for nobody of its own step"
+    assert away == [(0, 1)] * 6, "the slow one sends every 6 s, and waits for no other"
 
 
 def test_two_levels_of_outer_steps_without_momentum_are_two_levels_of_means() -> None:
