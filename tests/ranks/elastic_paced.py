@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from elastic_merges import model
-from elastic_script import LR, be_late, dataset
+from elastic_script import LR, be_late, dataset, wait_at_door
 
 import uneven
 from uneven_bench.inside import Inside, inside
@@ -48,9 +48,7 @@ def instrument(own: Inside, log: object, folder: Path, faults: list[str]) -> Non
 
     def begins(update: int) -> None:
         if f"door@{worker}:{updates[0]}" in faults:
-            (folder / "door").write_text("")
-            while not elastic.membership.watch.asked:
-                time.sleep(0.005)
+            wait_at_door(elastic.membership, folder)
         if f"leave@{worker}:{updates[0]}" in faults:
             session.leave()
         die("before")

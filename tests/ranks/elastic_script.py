@@ -27,6 +27,8 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.run.lines import staging
+from uneven.run.membership.generations import Membership
+from uneven.runtime.membership_board import ASKED
 from uneven_bench.inside import Inside, inside
 
 N, X, LR, MOMENTUM = 600, 24, 0.05, 0.9
@@ -137,10 +139,10 @@ def await_another(log: Path) -> None:
         time.sleep(0.005)
 
 
-def wait_at_door(membership: object, folder: Path) -> None:
-    """Let the test know that somebody is to come, and wait until it asks."""
+def wait_at_door(membership: Membership, folder: Path) -> None:
+    """Let the test know that a worker is to come, and wait until it has asked; others may admit it at once."""
     (folder / "door").touch()
-    while not membership.watch.asked:
+    while not membership.board.count(ASKED):
         time.sleep(0.01)
 
 

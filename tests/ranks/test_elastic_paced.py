@@ -7,7 +7,6 @@ worker is lost with before that comes again in the same epoch.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import elastic_script
@@ -63,13 +62,14 @@ class Log:
             if number <= self.lost.get(worker, number):
                 assert self.merged.setdefault(number, digest) == digest, "replicas have parted"
 
-    def used(self, epoch: int) -> Counter[int]:
-        """Position → how often it is in an update that has arrived; of a lost worker's, the others know that."""
-        found: Counter[int] = Counter()
+    def used(self, epoch: int) -> dict[int, list[tuple[int, int]]]:
+        """Position → (worker, update) of the updates with it that have arrived; of a lost worker's, the others know."""
+        found: dict[int, list[tuple[int, int]]] = {}
         for worker, given in self.given.items():
             for update, runs in given.items():
                 if update <= self.lost[worker] if worker in self.lost else update in self.arrived[worker]:
-                    found.update(one for run in runs.get(str(epoch), ()) for one in range(*run))
+                    for one in (one for run in runs.get(str(epoch), ()) for one in range(*run)):
+                        found.setdefault(one, []).append((worker, update))
         return found
 
 
@@ -78,7 +78,8 @@ def check(folder: Path, epochs: int) -> Log:
     for epoch in range(epochs):
         used = log.used(epoch)
         assert sorted(used) == list(range(elastic_script.N)), "samples were lost"
-        assert set(used.values()) == {1}, "samples were used twice"
+        twice = {one: those for one, those in used.items() if len(those) > 1}
+        assert not twice, f"samples of epoch {epoch} were used twice: {twice}; {vars(log)}"
     for epoch, first, end, ids in log.steps:
         assert epoch_order(length=elastic_script.N, seed=0, epoch=epoch)[first:end].tolist() == ids
     return log
