@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,33 @@ def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued
         assert [*other._book(0).again] == again, "once, however often the loss is reported"
     assert taken(other, 30).start == again[0][0], "requeued samples go first"
     assert lost.take(0, wanted(4)).result() is None
+
+
+def test_a_take_while_a_loss_is_recorded_is_not_made_twice(
+    pair: tuple[LeasedSamples, LeasedSamples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that records a loss has the store's answer, and another one takes samples before it goes on."""
+    claims, lost = pair
+    taken(claims, 4)
+    taken(lost, 4)
+    swap, answered, go_on = claims._store.swap, Event(), Event()
+
+    def late(*given: str) -> str:
+        found = swap(*given)
+        if current_thread() is recorder and '"gone": [1]' in found and not answered.is_set():
+            answered.set()
+            go_on.wait(0.3)
+        return found
+
+    monkeypatch.setattr(claims._store, "swap", late)
+    recorder = Thread(target=claims.lost, args=(1, 0))
+    recorder.start()
+    answered.wait(5)
+    runs = [taken(claims, 2)]
+    go_on.set()
+    recorder.join()
+    runs += [taken(claims, 2), taken(claims, 2)]
+    assert [run.start for run in runs] == [4, 6, 8]
 
 
 def test_samples_of_one_that_hangs_in_an_evaluation_are_waited_for_and_come_again() -> None:

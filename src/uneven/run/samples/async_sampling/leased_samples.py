@@ -54,7 +54,8 @@ class LeasedSamples(StoredSampleCounter):
         self._lock = threading.Lock()
         self._holding = HeldSamples()
         self._learnt: list[Portion] = []  # trained on since the last update
-        self._books: dict[str, str] = {}  # as last seen
+        self._books: dict[str, str] = {}  # as last seen; `_changing` is held from reading one to the store's answer
+        self._changing = threading.Lock()
         self._gone: dict[int, int] = {}  # worker → its last update that arrived
 
     def learnt(self, part: Portion) -> None:
@@ -230,16 +231,19 @@ class LeasedSamples(StoredSampleCounter):
     ) -> SampleLeases:
         """Change the book of an epoch atomically; ``change`` is called again when another worker was faster."""
         key = f"book/{self._lives if life is None else life}/{epoch}"
-        before = self._books.get(key, "")
-        while True:  # compare and swap: starts from the text last seen, which saves a read when it is current
-            old = book_of(before)
-            new = change(old)
-            after = before if new == old else new.text()
-            found = self._store.swap(key, before, after) if after else self._text(key)
-            self._books[key] = found
-            if found == after:
-                return new
-            before = found
+        # One thread at a time: from a text older than this worker's last take, the next take would be the same one. The
+        # store would then answer with the text that has it, as after a successful swap.
+        with self._changing:
+            before = self._books.get(key, "")
+            while True:  # compare and swap: starts from the text last seen, which saves a read when it is current
+                old = book_of(before)
+                new = change(old)
+                after = before if new == old else new.text()
+                found = self._store.swap(key, before, after) if after else self._text(key)
+                self._books[key] = found
+                if found == after:
+                    return new
+                before = found
 
     def _book(self, epoch: int) -> SampleLeases:
         return book_of(self._text(f"book/{self._lives}/{epoch}"))
