@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,8 +69,14 @@ def on_threads(
         every[rank].before_step(Step(0, 0, 0, rank, members, shares, plan))
         return work(every[rank])
 
-    with ThreadPoolExecutor(size) as pool:
-        each = [pool.submit(one, rank) for rank in range(size)]
+    # Layers are tried with torch.get_rng_state, which holds a lock of torch while it may collect garbage. To free a
+    # tensor of numpy's memory it then waits for the interpreter's lock, which a thread holds that waits for torch's.
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            each = [pool.submit(one, rank) for rank in range(size)]
+    finally:
+        gc.enable()
     # What stopped one of them says more than that the others missed it.
     stopped = [error for it in each if (error := it.exception()) is not None and not isinstance(error, PeerError)]
     if stopped:
