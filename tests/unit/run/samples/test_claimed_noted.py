@@ -78,7 +78,7 @@ def test_of_a_lost_worker_the_samples_that_no_arrived_update_covers_are_requeued
 def test_a_take_while_a_loss_is_recorded_is_not_made_twice(
     pair: tuple[LeasedSamples, LeasedSamples], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that records a loss has the store's answer, and another one takes samples before it goes on."""
+    """The thread that records a loss has the store's answer, and another one takes samples before it continues."""
     claims, lost = pair
     taken(claims, 4)
     taken(lost, 4)

@@ -130,10 +130,7 @@ class LeasedSamples(StoredSampleCounter):
             self._take_back(epoch, worker, holding, arrived)
 
     def _take_back(self, epoch: int, worker: int, holding: HeldSamples, arrived: int) -> None:
-        def back(book: SampleLeases) -> SampleLeases:
-            return book.leave(worker, holding.undone(epoch, worker, book, arrived))
-
-        self._change(epoch, back)
+        self._change(epoch, lambda book: book.leave(worker, holding.undone(epoch, worker, book, arrived)))
 
     def leave(self) -> None:
         """Stop taking samples and requeue the unused ones, after all updates of this worker have arrived."""
@@ -234,16 +231,13 @@ class LeasedSamples(StoredSampleCounter):
         # One thread at a time: from a text older than this worker's last take, the next take would be the same one. The
         # store would then answer with the text that has it, as after a successful swap.
         with self._changing:
-            before = self._books.get(key, "")
             while True:  # compare and swap: starts from the text last seen, which saves a read when it is current
-                old = book_of(before)
+                old = book_of(before := self._books.get(key, ""))
                 new = change(old)
                 after = before if new == old else new.text()
-                found = self._store.swap(key, before, after) if after else self._text(key)
-                self._books[key] = found
-                if found == after:
+                self._books[key] = self._store.swap(key, before, after) if after else self._text(key)
+                if self._books[key] == after:
                     return new
-                before = found
 
     def _book(self, epoch: int) -> SampleLeases:
         return book_of(self._text(f"book/{self._lives}/{epoch}"))
