@@ -22,6 +22,7 @@ from uneven.policy.samples.order import Cursor, Portion
 from uneven.policy.sync import policies
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.communicator import RoundPlace
+from uneven.run.lines.control_words import WordsMessage
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
@@ -310,15 +311,41 @@ def test_a_worker_that_leaves_is_between_two_steps_and_the_others_go_on(crew: Cr
     two.elastic.leave()
 
     def leaves() -> None:
-        with pytest.raises(LeftRun):
+        while True:
             two.step()
 
-    together(one.step, leaves)
-    assert (one.loop.members, two.loop.members) == ([(0,)], [])
+    def goes_on() -> None:
+        while one.membership.members != (0,):
+            one.step()
+
+    with pytest.raises(LeftRun):
+        together(goes_on, leaves)
+    assert (one.loop.members[-1], one.membership.generation.left) == ((0,), (1,))
     assert one.sum() == 1.0
 
 
 # -------------------------------------------------------------------- newcomers
+def let_in(worker: Worker, sync: str, *newcomers: int) -> None:
+    """Wait until all of these ask, and make rounds until they are in.
+
+    It may take two: a member that looks for losses just before its sums arrive finds the statement of a member that
+    has them. Then they repair this round, and newcomers join with the next one.
+    """
+    membership, board = worker.membership, worker.membership.board
+    # Under a server the other founder may have let all in by now.
+    while board.look("generation/1") is None and not (
+        membership.somebody_asks and len(board.asking()) == len(newcomers)
+    ):
+        time.sleep(0.005)
+    while not {*newcomers} <= {*membership.members} or (
+        sync == SERVER and any(board.look(f"in/{one}") is None for one in newcomers)
+    ):
+        if sync == BACKGROUND:
+            worker.merge()
+        worker.step()
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
 def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
     one, two = crew.founders(sync, 2)
@@ -332,21 +359,11 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
         together(one.step, two.step)
     new = crew.worker(sync, 2, 2)
 
-    def goes_on(worker: Worker) -> None:
-        while sync != SERVER and not worker.membership.somebody_asks:
-            time.sleep(0.005)
-        if sync == BACKGROUND:
-            worker.merge()
-        worker.step()
-        while sync == SERVER and not (worker.loop.members and worker.membership.board.look("in/2") is not None):
-            worker.step()
-            time.sleep(0.005)
-
-    together(partial(goes_on, one), partial(goes_on, two), new.elastic.enter)
+    together(*(partial(let_in, worker, sync, 2) for worker in (one, two)), new.elastic.enter)
     assert new.state() == one.state()
     assert new.elastic.members == (0, 1, 2)
-    assert (one.loop.members, two.loop.members, new.loop.members) == ([(0, 1, 2)], [(0, 1, 2)], [])
-    key = "state/1/2/1" if sync == SERVER else "state/1/0"
+    assert (one.loop.members[-1], two.loop.members[-1], new.loop.members) == ((0, 1, 2), (0, 1, 2), [])
+    key = "state/1/2/1" if sync == SERVER else f"state/{one.membership.generation.number}/0"
     text, _ = json.loads(str(one.membership.board.look(key)))
     sent = ["run", "returned", "exchanges", "by", "generation", "donor", "model", "buffers", "others"]
     assert [name for name, _ in json.loads(text)["__map__"]] == sent
@@ -367,22 +384,29 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
 def test_newcomers_of_two_sites_get_their_states_from_two_workers_at_once(crew: Crew, sync: str) -> None:
     founders = crew.founders(sync, 2, "ab")
     news = [crew.worker(sync, 2, 2, "b"), crew.worker(sync, 3, 2, "a")]
-
-    def goes_on(worker: Worker) -> None:
-        board = worker.membership.board
-        # Under a server the other founder may have let both in by now.
-        while board.look("generation/1") is None and not (worker.membership.somebody_asks and len(board.asking()) == 2):
-            time.sleep(0.005)
-        if sync == BACKGROUND:
-            worker.merge()
-        worker.step()
-        while sync == SERVER and None in (board.look("in/2"), board.look("in/3")):
-            worker.step()
-            time.sleep(0.005)
-
-    together(*(partial(goes_on, one) for one in founders), *(one.elastic.enter for one in news))
+    together(*(partial(let_in, one, sync, 2, 3) for one in founders), *(one.elastic.enter for one in news))
     assert [one.loop.noted.state["of"] for one in (*founders, *news)] == [0, 1, 1, 0]
     assert {one.membership.members for one in (*founders, *news)} == {(0, 1, 2, 3)}
+
+
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND])
+def test_a_newcomer_joins_after_a_round_that_one_member_repairs_as_another_gives_it_up(crew: Crew, sync: str) -> None:
+    one, two = crew.founders(sync, 2)
+    new, circle = crew.worker(sync, 2, 2), two.rounds.circle
+    assert circle is not None
+    wait = circle.wait
+
+    def looks_before_the_words_arrive(work: Any) -> None:
+        wait(work)
+        if isinstance(work, WordsMessage):
+            while two.membership.board.look("said/0/0") is None:
+                time.sleep(0.005)
+            raise GroupAborted("a member is gone, or has given it up")
+
+    circle.wait = looks_before_the_words_arrive  # type: ignore[method-assign]
+    together(*(partial(let_in, worker, sync, 2) for worker in (one, two)), new.elastic.enter)
+    assert [worker.membership.history[1] for worker in (one, two)] == [(0, 1)] * 2, "the repair"
+    assert {worker.membership.members for worker in (one, two, new)} == {(0, 1, 2)}
 
 
 @pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
