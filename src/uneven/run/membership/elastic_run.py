@@ -318,6 +318,8 @@ class ElasticRun:
                 self._receive(new)
                 self._in = True
             except LeftOut:
+                if self.membership.board.dead((self.membership.worker,)):
+                    raise
                 new = None
             except GroupAborted:
                 time.sleep(LOOK_S)

@@ -142,7 +142,7 @@ class FollowedMembers(ElasticRun):
         if board.look(_CLOSING) is not None:
             board.write(f"through/{self.membership.worker}", "")
             raise PeerError(f"worker {self.membership.worker} came too late: the run is ending")
-        return self._cannot(donor)
+        return self._cannot(donor) or self._cannot(self.membership.worker)
 
     def _part_company(self) -> None:
         if self._met:

@@ -141,7 +141,7 @@ class Membership:
         if said.leaving:
             return new
         if self.worker not in new.members:
-            raise self._left_out(new)
+            raise self._left_out(new.why.get(str(self.worker), ""))
         self.enter(new)
         self._check_enough(new)
         return new
@@ -152,9 +152,9 @@ class Membership:
         found: list[Generation] = []
         while (new := self._next(leaving, closing)) is not None:
             if self.worker not in new.members:
-                if leaving and str(self.worker) not in self.board.dead((self.worker,)):
+                if leaving:
                     break
-                raise self._left_out(new)
+                raise self._left_out(new.why.get(str(self.worker), ""))
             self.enter(new)
             found.append(new)
             if not closing and not leaving:
@@ -189,8 +189,7 @@ class Membership:
     def connected(self) -> Any:
         return _reached(self.worker, self._connect)
 
-    def _left_out(self, new: Generation) -> LeftOut:
-        why = new.why.get(str(self.worker), "")
+    def _left_out(self, why: str) -> LeftOut:
         return LeftOut(
             f"worker {self.worker} was removed, and the others have continued without it ({why}): it was stopped, "
             f"or cut off from them; start a new one with `uneven run --join`"
@@ -279,6 +278,8 @@ class Membership:
             if now_s - said_s > 1.0:
                 said_s = now_s
                 waiting(now_s - began_s)
+                if gone := self.board.dead((self.worker,)):  # no member looks at its request
+                    raise self._left_out(gone[self.worker])
                 while (later := self.board.look(f"generation/{newest.number + 1}")) is not None:
                     newest = generation_of(later)
                 if {*newest.members} - {self.worker} <= {*self.board.dead(newest.members)}:

@@ -433,6 +433,28 @@ def test_a_newcomer_of_a_run_that_closes_is_late(crew: Crew) -> None:
             joins.result(20.0)
 
 
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
+def test_a_newcomer_that_was_removed_before_it_joined_does_not_ask_again(crew: Crew, sync: str) -> None:
+    (one,) = crew.founders(sync, 1)
+    new = crew.worker(sync, 2, 1)
+    one.membership.board.remove_member(2, "it sent no heartbeat for 10 s")
+    with pytest.raises(PeerError, match=r"worker 2 was removed.*no heartbeat.*uneven run --join"):
+        new.elastic.enter()
+
+
+def test_a_newcomer_that_is_removed_before_it_has_the_state_of_the_run_does_not_wait_for_it(crew: Crew) -> None:
+    (one,) = crew.founders(SERVER, 1)
+    new = crew.worker(SERVER, 2, 1)
+    with ThreadPoolExecutor(1) as pool:
+        joins = pool.submit(new.elastic.enter)
+        while not (one.membership.somebody_asks and one.membership.follow()):
+            time.sleep(0.005)
+        one.membership.board.remove_member(2, "it sent no heartbeat for 10 s")
+        one.membership.follow()
+        with pytest.raises(PeerError, match=r"worker 2 was removed.*no heartbeat"):
+            joins.result(20.0)
+
+
 def test_a_newcomer_whom_no_member_is_left_to_let_in_does_not_wait_for_ever(crew: Crew) -> None:
     """The members of the newest generation are gone, though not those of the first."""
     new = crew.worker(FOREGROUND, 4, 2)
