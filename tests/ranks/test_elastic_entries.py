@@ -151,22 +151,23 @@ def check(folder: Path, replay: Replay, log: Log) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "faults", "joins", "whole"),
+    ("sync", "faults", "joins", "alone"),
     [
         # In each step a round of gradients, one of lengths, and one of messages.
-        ("topk:density=0.2", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", 0),
-        rest("topk:density=0.2", ["kill@2:7", "after@3:14", "late@0:14", "door@21", "leave@1:40"], "c", 0),
+        ("topk:density=0.2", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", False),
+        rest("topk:density=0.2", ["kill@2:7", "after@3:14", "late@0:14", "door@21", "leave@1:40"], "c", False),
         # In each block three rounds of gradients.
-        ("sparse-local:every=3,density=0.2", ["kill@2:9", "after@1:14", "late@0:14", "door@20", "leave@3:31"], "c", 1),
+        ("sparse-local:every=3,density=0.2",
+         ["kill@2:9", "after@1:14", "late@0:14", "door@20", "leave@3:31"], "c", True),
         # In each block a round of lengths, and one of messages.
         rest("sparse-local:every=3,density=0.2,bits=16,by_site=false",
-             ["kill@2:3", "after@1:7", "late@0:7", "door@10", "leave@3:14"], "b", 1),
-        ("geo:threshold=0.02", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", 0),
-        rest("geo:threshold=0.02,bits=16", ["kill@2:6", "after@1:15", "late@0:15", "door@21", "leave@3:41"], "c", 1),
+             ["kill@2:3", "after@1:7", "late@0:7", "door@10", "leave@3:14"], "b", True),
+        ("geo:threshold=0.02", ["kill@2:8", "after@1:14", "late@0:14", "door@21", "leave@3:40"], "b", False),
+        rest("geo:threshold=0.02,bits=16", ["kill@2:6", "after@1:15", "late@0:15", "door@21", "leave@3:41"], "c", True),
     ],
 )  # fmt: skip
 def test_lost_joined_and_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, faults: list[str], joins: str, whole: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, faults: list[str], joins: str, alone: bool
 ) -> None:
     """Worker 2 dies in an exchange; another one after one that 0 has not completed; 4 joins; another one leaves, and
     sends all if it is the last one of its site."""
@@ -174,4 +175,4 @@ def test_lost_joined_and_left(
     leaves = {int(one[6:].split(":")[0]): int(one.split(":")[1]) for one in faults if one.startswith("leave@")}
     replay = Replay(log, policies.resolve(sync), {0: "a", 1: "a", 2: "b", 3: "b", 4: joins}, leaves)
     check(tmp_path, replay, log)
-    assert replay.whole == whole
+    assert bool(replay.whole) == alone  # several times if the exchange after which it may leave is repaired

@@ -111,7 +111,7 @@ class AbortableGroup:
         """Wait until the work has ended here. Raises :class:`GroupAborted` if a member has failed or left the
         exchange, and
         :class:`TimeoutError` if a member that is alive has not come in time."""
-        until_s = 0.0
+        until_s, lost = 0.0, False
         while True:
             try:
                 work.wait(_POLL)
@@ -121,9 +121,11 @@ class AbortableGroup:
                     raise GroupAborted(str(error)) from None
             now_s = time.monotonic()
             until_s = until_s or now_s + self._timeout_s
-            if self._lost():
+            if lost:
                 raise GroupAborted("a member is gone, or has given it up")
-            if now_s > until_s:
+            # Another member may have gone on to a change of members with the same sums: they arrive here, too.
+            lost = self._lost()
+            if now_s > until_s and not lost:
                 raise TimeoutError(f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s")
 
     def drop(self, *more: Any) -> None:

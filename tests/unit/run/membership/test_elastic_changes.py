@@ -293,6 +293,26 @@ def test_a_generation_whose_donor_is_lost_is_passed_on_too(crew: Crew, outside: 
     assert heard.changes == [(1, outside), (2, True)]
 
 
+def test_sums_that_have_arrived_count_although_another_member_has_gone_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (worker.rounds.circle for worker in crew.founders(FOREGROUND, 2))
+    assert one is not None
+    assert two is not None
+    work = one.sum(sums := torch.ones(1))
+
+    def lost() -> bool:  # called after a wait in vain; only now the other member takes part, and goes on
+        two.wait(two.sum(torch.ones(1)))
+        while not work.is_completed():
+            time.sleep(0.001)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_lost", lost)
+        one.wait(work)
+    assert sums.item() == 2.0
+
+
 # -------------------------------------------------------------------- the thread
 def test_of_a_loss_in_the_background_the_training_learns_between_two_steps(crew: Crew) -> None:
     one, two = crew.founders(BACKGROUND, 2)
