@@ -123,7 +123,7 @@ class AbortableGroup:
             until_s = until_s or now_s + self._timeout_s
             if lost:
                 raise GroupAborted("a member is gone, or has given it up")
-            # Another member may have gone on to a change of members with the same sums: they arrive here, too.
+            # A member that has the sums may already change members; then they arrive here, too.
             lost = self._lost()
             if now_s > until_s and not lost:
                 raise TimeoutError(f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s")
