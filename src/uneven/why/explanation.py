@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uneven import journal
+from uneven.journal.pure.member_changes import of_newest_workers
 from uneven.policy.core.records import FactsRecord, Record, RunRecord
 from uneven.why.pure.causes import FactSums, judge
 from uneven.why.pure.findings import Explanation
@@ -27,7 +28,7 @@ def explain(run: str | Path, *, remedies: bool = True) -> Explanation:
             print(suspect.rank, suspect.cause, suspect.late_s)
     """
     path = Path(run)
-    records = list(journal.read(path).records())
+    records = of_newest_workers(journal.read(path).records())
     found = explained(path.resolve().name, records)
     return with_remedies(found, records) if remedies else found
 

@@ -1,13 +1,25 @@
 """The changes of a run's membership, from the records of its members."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from uneven.policy.core.records import MembershipRecord
+from uneven.policy.core.records import MembershipRecord, Record, RunRecord, SplitRecord
 
 LEFT = "left"  # the last event of a worker that left on request; others end with :data:`uneven.journal.END`
 
 Members = tuple[int, ...]
+
+
+def of_newest_workers(records: Iterable[Record]) -> list[Record]:
+    """Return the records without those of workers that took part only before the newest start, which has fewer.
+
+    If members change within the run, all records are returned.
+    """
+    records = list(records)
+    sizes = [one.world_size for one in records if isinstance(one, RunRecord) and one.rank == 0]
+    if not sizes or any(isinstance(one, MembershipRecord) for one in records):
+        return records
+    return [one for one in records if isinstance(one, SplitRecord) or one.rank < sizes[-1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,10 @@ class StepAccounting:
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
-            part, counted, passes, ended_at_s = self._ended.pop(timing.iteration)
+            ended = self._ended.pop(timing.iteration, None)
+            if ended is None:  # of an iteration that was begun again before the device had reached the first end
+                continue
+            part, counted, passes, ended_at_s = ended
             late, self._size = part.size < 0.9 * self._size, part.size  # a small last part runs at another speed
             slow.measured(timing, part.work(self._rank), self.control_s, self.use, late)
             if self._scribe.writing:

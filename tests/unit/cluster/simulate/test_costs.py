@@ -14,6 +14,7 @@ from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload, stead
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, simulate, with_costs
 from uneven.errors import ConfigError
 from uneven.journal import ManyWriters
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine
 from uneven.policy.core.records import Record, RunRecord, StepRecord
@@ -70,6 +71,20 @@ def test_times_that_fall_with_the_batch_are_not_believed() -> None:
     (cost,) = costs_from_journal(steps(0, BATCHES, [1.0 - 0.01 * x for x in BATCHES])).costs
     assert isinstance(cost, Affine)
     assert (cost.overhead_s, cost.per_sample_s > 0) == (0.0, True)
+
+
+def test_workers_that_only_an_earlier_start_had_are_left_out() -> None:
+    def life(workers: int) -> list[Record]:
+        started = [steps(rank, BATCHES, [1.0] * 6) for rank in range(workers)]
+        return [replace(one, world_size=workers) if isinstance(one, RunRecord) else one for it in started for one in it]
+
+    assert len(costs_from_journal(life(4)).costs) == 4
+    assert len(costs_from_journal([*life(4), *life(2)]).costs) == 2
+    by_rank = sorted([*life(4), *life(2)], key=lambda one: getattr(one, "rank", 0))  # as a journal is read
+    assert len(costs_from_journal(by_rank).costs) == 2
+    progress = RunProgress()
+    progress.feed(by_rank)
+    assert progress.members == 2
 
 
 def test_a_later_start_counts_and_the_earlier_one_does_not() -> None:

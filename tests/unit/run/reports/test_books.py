@@ -8,7 +8,7 @@ import torch
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.run.context.scribe import Scribe
-from uneven.run.measure.meter import MeterReading
+from uneven.run.measure.meter import HostClock, Meter, MeterReading
 from uneven.run.reports.step_accounting import StepAccounting
 from uneven.runtime.world import discover
 
@@ -54,3 +54,29 @@ def test_nothing_is_learnt_of_speed_from_the_few_samples_that_end_an_epoch() -> 
     finally:
         books.close()
     assert slow.learnt == [0, 1, 3, 4, 6, 7]
+
+
+class LateClock(HostClock):
+    """A device that has not reached the newest marks."""
+
+    reached = False
+
+    def passed(self, mark: tuple[float, float]) -> bool:
+        return self.reached
+
+
+def test_an_iteration_that_begins_again_before_the_device_has_ended_it_is_read_once() -> None:
+    books, slow = StepAccounting(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu")), Listening()
+    clock = LateClock()
+    books.meter = Meter(clock)
+    try:
+        for _ in range(2):  # a batch for a look at the model, then the loop from the first batch on
+            books.meter.begin(0)
+            books.meter.end()
+            books.end(Portion(iteration=0, epoch=0, start=0, size=64, shares=(64,)), 64)
+            books.read(slow)  # type: ignore[arg-type]
+        clock.reached = True
+        books.read(slow)  # type: ignore[arg-type]
+    finally:
+        books.close()
+    assert slow.learnt == [0]

@@ -10,6 +10,7 @@ import numpy as np
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
 from uneven.cluster.pure.describe.trace import SHORTEST_S, Trace
 from uneven.errors import ConfigError
+from uneven.journal.pure.member_changes import of_newest_workers
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.policy.core.cost import Affine, Cost
 from uneven.policy.core.records import SHARE, Record, RunRecord, ScalarRecord, StepRecord
@@ -42,7 +43,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
     Raises:
         ConfigError: too few steps; names the rank.
     """
-    records = list(records)
+    records = of_newest_workers(records)
     starts, steps = sorted_steps(records)
     ranks = max((*starts, *steps), default=-1) + 1
     if not ranks:

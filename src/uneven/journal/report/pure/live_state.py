@@ -144,7 +144,10 @@ class RunProgress:
     def members(self) -> int:
         """The number of workers that take part."""
         changes = self.changes.all
-        return len(changes[-1].members) if changes else len(self.runs)
+        if changes:
+            return len(changes[-1].members)
+        # A run directory may be used again with fewer workers.
+        return min(len(self.runs), self.runs[0].world_size) if 0 in self.runs else len(self.runs)
 
     def shares(self) -> dict[int, int]:
         """Return samples by rank in the newest full iteration; if asynchronous, recent shares of a global batch."""
