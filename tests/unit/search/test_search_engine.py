@@ -336,8 +336,16 @@ def test_a_directory_holds_one_search(tmp_path: Path) -> None:
     for changed in ({"seed": 1}, {"scheduler": "median"}, {"mode": "min"}):
         with pytest.raises(CheckpointError, match=next(iter(changed))):
             run(functions.trivial, tmp_path, space, **changed)
+    events = list(read_events(tmp_path))
     (tmp_path / EVENTS).write_text("[]\n")
     with pytest.raises(CheckpointError, match="is not an event"):
+        run(functions.trivial, tmp_path, space, trials=3)
+    for one in events:
+        if one["event"] == "end":
+            del one["trial"]
+    lines = map(json.dumps, events)
+    (tmp_path / EVENTS).write_text("\n".join([*lines, ""]))
+    with pytest.raises(CheckpointError, match=r"does not follow.*'trial'"):
         run(functions.trivial, tmp_path, space, trials=3)
 
 

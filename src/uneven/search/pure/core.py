@@ -364,7 +364,7 @@ class SearchCore:
 
     def apply(self, event: Happened) -> None:
         """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently now."""
-        trial = event.get("trial", -1)
+        trial = -1 if event["event"] in ("learn", "suggest") else event["trial"]
         match event["event"]:
             case "learn":
                 self.learn([(params, score) for params, score in event["results"]])
