@@ -122,6 +122,8 @@ def test_means_are_over_all_workers(me: RankContext, tmp_path: Path) -> None:
     assert math.isnan(session.mean(1.0, weight=0.0))
     apart = session.mean(torch.tensor([float(me.rank), math.nan if me.rank == 2 else 0.0]), weight=2 - me.rank)
     torch.testing.assert_close(apart, torch.tensor([1 / 3, 0.0]))
+    assert session.mean(torch.tensor(me.rank), weight=float(me.rank < 2)) == 0.5
+    assert session.mean(torch.tensor(me.rank < 2)).item() == pytest.approx(2 / 3)
     for (x, y), (union_x, union_y) in zip(loader, unions(1), strict=True):
         whole = padded(model(union_x), union_y).item()
         with session.loss_mean((y != -100).sum()):
@@ -177,6 +179,9 @@ def test_alone_all_is_as_it_is() -> None:
         session.mean(1.0)
     session.close()
     session, model, optimizer, loader = started()
+    assert math.isnan(session.mean(torch.tensor(1), weight=0.0))
+    with pytest.raises(ConfigError, match=r"session\.mean of a tensor of type torch\.complex64"):
+        session.mean(torch.tensor(1j))
     for x, y in loader:
         with session.loss_mean((y != -100).sum()):
             padded(model(x), y).backward()

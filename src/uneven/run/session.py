@@ -495,10 +495,11 @@ class Session:
                 :meth:`loss_mean`), and 1 outside of a step.
 
         Returns:
-            A number or tensor like ``x``, without gradient; NaN if all weights are 0.
+            A number or tensor like ``x``, without gradient; NaN if all weights are 0. Tensors of integers and bools
+            have a mean of torch's default type.
 
         Raises:
-            ConfigError: before ``setup``; workers do not meet (``asp``); or an argument is not a number.
+            ConfigError: before ``setup``; workers do not meet (``asp``); or an argument is complex or not a number.
             PeerError: a worker did not come.
         """
         return self._over_all.mean(x, weight)

@@ -171,14 +171,16 @@ class OverAll:
         counts = self.counts() if weight is None else one_number("session.mean(weight=…)", weight)
         own = x if isinstance(x, Tensor) else torch.tensor(one_number("session.mean", x), dtype=torch.float64)
         value = own.detach()
+        if value.is_complex():
+            raise ConfigError(f"session.mean of a tensor of type {value.dtype}: give torch.view_as_real of it")
         flat = torch.empty(value.numel() + 1, dtype=torch.float64)
         flat[0] = counts
         torch.mul(value.reshape(-1).double().cpu(), counts, out=flat[1:])
         if counts == 0.0:
             flat[1:] = 0.0  # 0 · NaN would be NaN
         self._sum(flat)
-        mean = flat[1:] / flat[0]
-        return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
+        mean, kind = flat[1:] / flat[0], value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        return mean.reshape(value.shape).to(value.device, kind) if isinstance(x, Tensor) else mean.item()
 
     def microbatches(self, batch: Any) -> Iterator[Any]:
         if (run := self._loop.callbacks.run) is None:
