@@ -17,7 +17,7 @@ import uneven
 from uneven.errors import ConfigError, DataError
 from uneven.journal import read
 from uneven.policy.core.records import StepRecord
-from uneven.run.loops.evaluate import TakenPositions
+from uneven.run.loops.evaluate import EvaluatedTotals, TakenPositions
 from uneven.testing.ranks import RankContext, ranks
 
 DATA = TensorDataset(*tensors(), torch.arange(N))
@@ -118,6 +118,16 @@ def test_what_cannot_be_evaluated_is_refused(me: RankContext) -> None:
         session.evaluate(lambda batch: next(sizes), DATA, global_batch_size=4)
     barrier()  # the line that evaluations share may still be being opened on the other rank
     session.close()
+
+
+@pytest.mark.parametrize("later", [0.75, float("inf"), torch.tensor([0.75, 1.0])])
+def test_a_fraction_after_an_integer_stays_a_fraction(later: Any) -> None:
+    totals = EvaluatedTotals()
+    totals.add({"loss": torch.zeros_like(torch.as_tensor(later), dtype=torch.int64), "samples": 1})
+    totals.add({"loss": later, "samples": 2})
+    found = totals.as_given()
+    torch.testing.assert_close(torch.as_tensor(found["loss"]), torch.as_tensor(later), check_dtype=False)
+    assert (found["samples"], type(found["samples"])) == (3, int)
 
 
 def test_batches_grow_smaller_towards_the_end() -> None:

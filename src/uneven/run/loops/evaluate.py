@@ -129,6 +129,7 @@ class EvaluatedTotals:
 
 
 def _as_given(total: Tensor, whole: bool) -> float | int | Tensor:
+    whole = whole and bool((total.frac() == 0).all())  # a sum over an empty batch is the integer 0
     if total.dim():
         return total.to(torch.int64) if whole else total
     return int(total.item()) if whole else total.item()
