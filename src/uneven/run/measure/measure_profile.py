@@ -26,6 +26,7 @@ def untouched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[
     torch, its CUDA devices, numpy and Python.
     """
     tensors = [*model.parameters(), *model.buffers()]
+    buffers = [(module, module._buffers.copy()) for module in model.modules()]
     # Copies on the host, to leave the device's memory to the trial steps.
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     gradients = [tensor.grad for tensor in tensors]
@@ -37,6 +38,8 @@ def untouched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[
     try:
         yield
     finally:
+        for module, own in buffers:
+            module._buffers.update(own)  # a forward pass may have assigned other tensors
         with torch.no_grad():
             for tensor, value, grad, old in zip(tensors, values, gradients, kept, strict=True):
                 tensor.copy_(value)

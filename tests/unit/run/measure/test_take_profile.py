@@ -79,6 +79,19 @@ def test_parameters_stay_the_same_objects() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_buffers_that_a_pass_assigns_come_back() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mean", torch.ones(2))
+    model.register_buffer("last", None)
+    before = model.mean
+    with untouched(model):
+        model.mean, model.last = before + 1, torch.zeros(2)
+        before += 2  # an operation in place may come first
+    assert model.mean is before
+    assert before.tolist() == [1.0, 1.0]
+    assert model.last is None
+
+
 def test_an_error_that_is_not_about_memory_is_told_and_nothing_is_left_behind() -> None:
     model, optimizer, step = model_and_step()
 
