@@ -585,6 +585,7 @@ class Session:
             DataError: the data set has no index, or differs between workers; or ``fn`` returned an unsupported value.
             PeerError: a worker did not come.
         """
+        self._threads.check_outside("session.evaluate")
         found: dict[str, float | Tensor] | float | Tensor
         found = self._over_all.evaluate(fn, dataset, global_batch_size, check_keywords(Session.evaluate, dataloader))
         return found

@@ -134,6 +134,9 @@ class BatchQueue:
         Raises:
             Stopped: another thread has ended the training.
         """
+        if self._alone == thread:  # a pause inside this one
+            yield
+            return
         with self._lock:
             self._pausing += 1
             self.pauses += 1

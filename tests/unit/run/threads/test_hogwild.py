@@ -354,12 +354,31 @@ def test_a_checkpoint_in_mid_epoch_holds_what_has_been_learnt(run: Callable[...,
                         saved.update(first.session.state_dict())
                 with pytest.raises(TrainingError, match="evaluation_model while 2 threads train"):
                     first.session.evaluation_model()
+                with pytest.raises(TrainingError, match="evaluate while 2 threads train"):
+                    first.session.evaluate(len, numbered(), X)
 
     first.session.train(loop)
     second.session.load_state_dict(saved)
     assert inside(second.session).sync.clock == len(used) // X + bool(len(used) % X)
     second.session.train(second.loop)
     assert sorted(used + second.seen) == list(range(N)), "nothing twice, nothing left out"
+
+
+def test_a_pause_in_a_pause_ends_with_the_outer_one(run: Callable[..., Run]) -> None:
+    ours = run(2)
+    states = []
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
+        for batch in batches:
+            ours.step(model, optimizer, batch)
+            with ours.session.pause_threads():
+                with ours.session.pause_threads():
+                    pass
+                states.append(ours.session.state_dict())  # the outer pause still holds
+
+    ours.session.train(loop)
+    assert len(states) == 5
+    assert sorted(ours.seen) == [*range(N)]
 
 
 @pytest.mark.parametrize(
