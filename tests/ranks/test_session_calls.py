@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from session_parts import N, net, sgd, tensors
+from session_parts import N, Stream, net, sgd, tensors
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,6 +23,8 @@ from torch.utils.data import (
 
 import uneven
 from uneven.errors import CheckpointError, DataError, UnknownNameError
+from uneven.journal import planned_iterations, read
+from uneven.policy.core.records import EventRecord
 from uneven.testing.ranks import RankContext, ranks
 
 DATA = TensorDataset(*tensors(), torch.arange(N))
@@ -117,6 +119,14 @@ def test_a_keyword_is_suggested_from_both() -> None:
             session.evaluate(len, DATA, 4, collate=1)  # type: ignore[call-overload]
         with pytest.raises(DataError, match="in_order cannot be given"):
             session.loader(DATA, 4, in_order=False)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("data", "planned"), [(DATA, 3 * -(-N // 8)), (Stream(), None)], ids=["known", "unknown"])
+def test_the_planned_epochs_are_told_if_their_length_is_known(data: Any, planned: int | None, tmp_path: Path) -> None:
+    with uneven.Session(run_dir=tmp_path) as session:
+        assert sum(1 for _ in session.loader(data, 8, epochs=3)) == -(-N // 8)
+    events = [one for one in read(tmp_path).records() if isinstance(one, EventRecord)]
+    assert [found for one in events if (found := planned_iterations(one))] == [planned] * (planned is not None)
 
 
 def test_a_plain_random_sampler_draws_each_sample_once() -> None:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -101,8 +102,8 @@ class Preparation:
             loader, min_batch, max_batch, shuffle=options["shuffle"], drop_last=options["drop_last"],
             microbatch=microbatch, together=together,
         )  # fmt: skip
-        if epochs is not None:
-            loop.context.scribe.plan(epochs * len(loader))
+        if epochs is not None and (length := length_hint(loader)):  # 0 of a stream of unknown length
+            loop.context.scribe.plan(epochs * length)
         self._checkpoint.begin_with(loader)
         return loader
 
