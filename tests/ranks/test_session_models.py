@@ -281,6 +281,22 @@ class Starving(Balancer):
         return Split(proportional(weights, view.global_batch, view.limits))
 
 
+@ranks(2)
+def test_each_worker_keeps_the_buffers_that_it_calls_its_own(me: RankContext) -> None:
+    model = net()
+    model.register_buffer("own", torch.full((1 + me.rank,), float(me.rank)))
+    model.register_buffer("common", torch.full((2,), float(me.rank)))
+    model._ddp_params_and_buffers_to_ignore = ["own"]  # type: ignore[assignment]
+    with uneven.Session() as session:
+        session.setup(model, optimizer := sgd(model))
+        for x, y in session.loader(TensorDataset(*tensors()), X):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert model.own.tolist() == [me.rank] * (1 + me.rank)
+    assert model.common.tolist() == [0.0, 0.0]
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 

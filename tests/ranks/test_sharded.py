@@ -81,9 +81,11 @@ def train_on(
 @ranks(3)
 def test_fsdp2(me: RankContext, copied: bool) -> None:
     model = sharded(net(), 3)
+    model.register_buffer("of_first", torch.full((2,), float(me.rank)), persistent=False)
     with staging_forced() if copied else nullcontext():
         session = train(model)
     equal(model, reference(2, net(), torch.float64))
+    assert model.of_first.tolist() == [0.0, 0.0]
     session.close()
 
 

@@ -32,7 +32,7 @@ from uneven.run.lines.in_step import closures_checked, is_still, refuse_held
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.measure.meter import Meter
-from uneven.run.model.check import shards_of
+from uneven.run.model.check import shards_of, shared_buffers
 from uneven.run.model.hooks import ModelHook
 
 _NONFINITE_EVERY = 50  # iterations; reading the flag blocks the host until the device is there
@@ -89,6 +89,7 @@ class ShardedGradients(Gradients):
                 self._handles.append(layer.register_forward_pre_hook(ModelHook(self._before_layer), with_kwargs=True))
             elif several:  # HSDP: torch then sums over replicas, and the exchange ends after that
                 layer.set_all_reduce_hook(self._summed)
+        take_from_first((buffer for _, buffer in shared_buffers(model)), self.group)
         self._statistics = BatchStatistics(model, self.group)
         self._handles += [
             model.register_forward_pre_hook(ModelHook(self._before_forward)),

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import TrainingError
 from uneven.run.gradients.replica_check import differing, digests, wide_place
-from uneven.run.lines.group_lines import begin_sum, sum_now, take_from_first
+from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
 
 # The part of its norm by which a buffer that no pass has written may differ between ranks. The compared sums have 16
@@ -36,13 +36,11 @@ class BatchStatistics:
     """The running statistics of a model's batch-norm layers, and other buffers that forward passes write.
 
     Layers in evaluation mode are skipped: their statistics do not change, and a mean would add rounding. So are
-    synchronised layers, whose statistics are already equal. All workers take the first one's buffers. Without a
-    ``group`` the caller sees to that, and exchanges :meth:`flat`.
+    synchronised layers, whose statistics are already equal. All workers have the first one's buffers already.
+    Without a ``group`` the caller exchanges :meth:`flat`.
     """
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
-        if group is not None:  # before torch 2.13, the option that turns off DDP's broadcasts turns off the first too
-            take_from_first(model.buffers(), group)
         self._device = next(model.parameters()).device
         norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         self._layers = [one for one in norms if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None]

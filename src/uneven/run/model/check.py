@@ -177,11 +177,11 @@ def _exchangers(model: nn.Module) -> Iterator[str]:
 
 
 def describe_model(model: nn.Module) -> dict[str, str]:
-    """Return names, shapes and types of parameters and buffers, to compare the ranks."""
+    """Return names, shapes and types of parameters and shared buffers, to compare the ranks."""
     trained = {f"parameter {name}": p.requires_grad for name, p in model.named_parameters()}
     named = chain(
         ((f"parameter {name}", p) for name, p in model.named_parameters()),
-        ((f"buffer {name}", b) for name, b in model.named_buffers()),
+        ((f"buffer {name}", b) for name, b in shared_buffers(model)),
     )
     return {
         name: f"{tuple(tensor.shape)} {tensor.dtype}{'' if trained.get(name, True) else ' frozen'}"
@@ -205,7 +205,13 @@ def travelling(model: nn.Module, frozen: str) -> list[torch.Tensor]:
     ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     named = [one for name, one in model.named_parameters() if name not in ignored]
     parameters = [one for one in named if one.requires_grad or not frozen]
-    return [one.detach() for one in chain(parameters, model.buffers())]
+    return [one.detach() for one in chain(parameters, (buffer for _, buffer in shared_buffers(model)))]
+
+
+def shared_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the named buffers without those that DistributedDataParallel leaves out, too: each worker has its own."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return [(name, one) for name, one in model.named_buffers() if name not in ignored]
 
 
 def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteration: int) -> str:
