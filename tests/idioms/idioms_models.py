@@ -203,6 +203,18 @@ def sparse_embeddings(session: Any) -> nn.Module:
     return model
 
 
+@idiom(
+    "embeddings with `max_norm`, whose rows a forward pass renormalizes",
+    MODELS,
+    expect=Refused("table has max_norm=1"),
+    by=apart("replicas are averaged after the step"),
+)
+def renormalized_embeddings(session: Any) -> nn.Module:
+    model = Recommender(sparse=False)
+    model.table.max_norm = 1.0
+    return trained(session, model)
+
+
 @idiom("`weight_norm` and `spectral_norm`", MODELS)
 def parametrized(session: Any) -> nn.Module:
     torch.manual_seed(2)

@@ -297,6 +297,13 @@ def test_each_worker_keeps_the_buffers_that_it_calls_its_own(me: RankContext) ->
     assert model.common.tolist() == [0.0, 0.0]
 
 
+@ranks(2)
+def test_a_table_that_each_pass_renormalizes_is_refused(me: RankContext) -> None:
+    for table in (nn.Embedding(9, 4, max_norm=0.5), nn.EmbeddingBag(9, 4, max_norm=0.5)):
+        with uneven.Session() as session, pytest.raises(ConfigError, match=r"table has max_norm=0\.5.*weight\.renorm"):
+            session.setup(nn.ModuleDict({"table": table}))
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 

@@ -134,6 +134,17 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
             )
 
 
+def refuse_max_norm(model: nn.Module) -> None:
+    """Raise :class:`ConfigError` for a layer whose forward pass renormalizes the rows that it reads."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ConfigError(
+                f"{name or type(layer).__name__} has max_norm={layer.max_norm:g}: a worker renormalizes only the rows "
+                f"of its part of the batch, so replicas would differ. Leave max_norm out, and after optimizer.step() "
+                f"copy weight.renorm({layer.norm_type:g}, 0, {layer.max_norm:g}) into the weight"
+            )
+
+
 def refuse_inelastic(model: nn.Module) -> None:
     """Raise :class:`ConfigError`, with the remedy, if an elastic run cannot average the model's gradients."""
     why, trained = "", [one for one in model.parameters() if one.requires_grad]

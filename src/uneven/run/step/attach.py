@@ -26,6 +26,7 @@ from uneven.run.model.check import (
     frozen_digest,
     is_sharded,
     parts_called,
+    refuse_max_norm,
     travelling,
 )
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
@@ -130,6 +131,7 @@ def attach(
     gradients = gradients_by(context, out, counting, meter, agreement, model, sharded=sharded)
     averages = gradients.members is not None
     if averages:
+        refuse_max_norm(model)
         counting.exchanged()
     before_step = gradients.attach(model, owner, **ddp)
     if not alike:
