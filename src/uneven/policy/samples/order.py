@@ -175,7 +175,7 @@ class EpochPlan:
         ``ends``, shape (parts,), int64, has the positions after each part if they differ in size. Unless the split is
         settled, ``split_for`` is called once for each part, and only when that part is drawn.
         """
-        while cursor.start < length or self._goes_on():
+        while self._has_more(length - cursor.start):
             part = self.part(cursor, _until(cursor.start, length, ends) - cursor.start)
             if part is None:
                 return
@@ -185,8 +185,9 @@ class EpochPlan:
                 yield later
                 cursor = cursor.after(later)
 
-    def _goes_on(self) -> bool:
-        return self.changing is not None and self.changing.goes_on()
+    def _has_more(self, fresh: int) -> bool:
+        known = fresh + (0 if self.changing is None else self.changing.known())
+        return known >= (self.batch_size if self.drop_last else 1)
 
     def _alike(self, part: Portion, length: int) -> list[Portion]:
         """Return the next parts that are known to have the same split."""

@@ -127,11 +127,11 @@ class RequeuedSamples:
     def waiting(self, iteration: int) -> int:
         return sum(last - first for since, (first, last) in self._waiting if since <= iteration)
 
-    def goes_on(self) -> bool:
-        """Return whether a pass without fresh samples continues with samples that were requeued before it."""
+    def known(self) -> int:
+        """Return how many samples were requeued before this pass, which continues with them after the fresh ones."""
         # A worker may reach the end of a pass before it learns of a loss that others noticed in the middle of it.
         # Samples lost then come in another pass, on all workers.
-        return any(since <= self._pass for since, _ in self._waiting)
+        return self.waiting(self._pass)
 
     def take(self, iteration: int, most: int) -> tuple[Run, ...]:
         """Return up to ``most`` requeued samples for an iteration, the same on every worker."""

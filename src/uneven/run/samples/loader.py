@@ -299,7 +299,10 @@ class BalancedLoader:
         self._calls.settle()
         # A worker may be lost in the last exchanges of an epoch: its samples are requeued within the epoch.
         while self._book is not None and self._book.waiting(self._cursor.iteration):
+            before = self._cursor
             yield from self._pass(notify)
+            if self._changing is not None and self._cursor == before:
+                break  # they make no whole batch, and `drop_last` drops them
             self._calls.settle()
         self._calls.over()
         self._cursor = self._cursor.next_epoch()

@@ -79,6 +79,24 @@ def test_a_state_from_the_last_iteration_leaves_its_epoch_with_nothing(dataset: 
     assert after.parts[0][0].epoch == 1
 
 
+@pytest.mark.parametrize(("again", "counted"), [(4, []), (6, [12]), (13, [12])])
+def test_drop_last_drops_lost_samples_that_make_no_whole_batch(again: int, counted: list[int]) -> None:
+    passes: list[int] = []
+
+    def settle() -> None:
+        passes.append(1)
+        assert len(passes) < 9, "the epoch does not end"
+
+    made = {"world_size": 1, "drop_last": True, "settle": settle}
+    state = crew(Numbers(30), **made).loaders[0].state_dict() | {"cursor": 24, "iteration": 2, "again": [[0, again]]}
+    after = crew(Numbers(30), state=state, **made)
+    assert [len(batch) for batch in after.epoch()] == counted
+    state = after.loaders[0].state_dict()
+    assert (state["epoch"], state["cursor"], state["again"]) == (1, 0, [])
+    passes.clear()
+    assert flat(after.epoch()) == epoch_order(length=30, seed=5, epoch=1).tolist()[:24]
+
+
 def test_a_state_survives_json_and_torch_save(tmp_path: Path) -> None:
     ranks = crew(Numbers(30))
     ranks.epoch(most=2)
