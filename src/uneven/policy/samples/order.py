@@ -193,7 +193,7 @@ class EpochPlan:
         """Return the next parts that are known to have the same split."""
         count = min(_AT_ONCE, (length - part.end) // self.batch_size)
         last = part.iteration + count
-        if count == 0 or not self.settled() or self.split_for(last) != part.shares:
+        if count == 0 or self.changing is not None or not self.settled() or self.split_for(last) != part.shares:
             return []
         return [
             Portion(

@@ -99,6 +99,15 @@ def test_more_than_a_batch_comes_again_in_several() -> None:
     assert returned.take(4, 12) == ((22, 30),)
 
 
+def test_samples_that_come_again_take_no_place_of_fresh_ones_under_fixed_shares() -> None:
+    returned, cursor = RequeuedSamples((0,)), Cursor(0, 16, 2)
+    returned.resume(cursor, [[3, 6]])
+    returned.start(cursor)
+    plan = EpochPlan(batch_size=8, workers=1, split_for=lambda _: (8,), settled=lambda: True, changing=returned)
+    used = Counter(place for part in plan.walk(cursor, 40) for place in part.span(0))
+    assert used == Counter([3, 4, 5, *range(16, 40)])
+
+
 def test_neighbours_make_a_run() -> None:
     assert runs([3, 4, 5, 9, 1]) == [(3, 6), (9, 10), (1, 2)]
     assert runs([]) == []
