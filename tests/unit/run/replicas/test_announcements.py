@@ -125,6 +125,20 @@ def test_an_exchange_takes_no_new_memory_for_the_replica_and_for_what_moved() ->
     assert torch.equal(mine, other)
 
 
+def test_a_step_between_an_exchange_and_an_evaluation_reaches_the_other_site() -> None:
+    (mine, first), (other, second) = speakers(SlowLine())
+    for clock in (1, 2):
+        first.meet(far(0.0), Moved(clock, 1.0))
+        second.meet(far(0.0), Moved(clock, 1.0))
+        with torch.no_grad():
+            mine[9] += 2 - clock
+            other[clock] += 2 - clock
+        first.catch_up()
+        second.catch_up()
+    assert mine[9] == 2.0
+    assert torch.equal(mine, other)
+
+
 def test_a_line_that_keeps_up_is_told_nothing() -> None:
     line, posts = SlowLine(), []
     for rank in range(2):

@@ -318,7 +318,10 @@ class EntriesExchange(UnsentMovement):
 
     def catch_up(self) -> None:
         if self._clock >= 0 and not self._dropped():
-            self._written(self._flat.read().numpy() + self._heard(self._clock, self._clock), 0, True)
+            assert self._base is not None
+            others = torch.from_numpy(self._heard(self._clock, self._clock))
+            self._flat.add(others, 1.0)
+            self._base.add_(others)  # not the replica: it may contain a step that the next exchange sends
 
     def _heard(self, clock: int, due: int) -> Array:
         """Return the sum, shape (size,), of entries that a party takes in now, the same on all its workers."""
