@@ -133,11 +133,11 @@ def without(runs: Iterable[Run], those: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
-    """Return the same positions in ascending order, in the fewest runs, without empty ones."""
+    """Return the same positions in ascending order, each once, in the fewest runs, without empty ones."""
     found: list[Run] = []
     for first, end in sorted(run for run in runs if run[0] < run[1]):
-        if found and found[-1][1] == first:
-            found[-1] = (found[-1][0], end)
+        if found and found[-1][1] >= first:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((first, end))
     return found

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from uneven.policy.samples.leases import merged
 from uneven.policy.samples.order import Cursor, Portion
 
 
@@ -227,7 +228,8 @@ class RequeuedSamples:
         step."""
         again = [run for _, run in self._waiting]
         again += [run for part in unused if part.iteration >= cursor.iteration for run in part.again]
-        return sorted([first, min(last, cursor.start)] for first, last in set(again) if first < cursor.start)
+        # Runs overlap if the worker of an unused part was lost: samples that had come again in it wait once more.
+        return [[*run] for run in merged((first, min(last, cursor.start)) for first, last in again)]
 
     def resume(self, cursor: Cursor, left: Iterable[Sequence[int]]) -> None:
         self._epoch = cursor.epoch

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
+from uneven.policy.samples.loader_state import read_again
 from uneven.policy.samples.order import Cursor, EpochPlan, Portion
 from uneven.policy.samples.requeued import RequeuedSamples, runs
 
@@ -106,6 +107,20 @@ def test_samples_that_come_again_take_no_place_of_fresh_ones_under_fixed_shares(
     plan = EpochPlan(batch_size=8, workers=1, split_for=lambda _: (8,), settled=lambda: True, changing=returned)
     used = Counter(place for part in plan.walk(cursor, 40) for place in part.span(0))
     assert used == Counter([3, 4, 5, *range(16, 40)])
+
+
+def test_after_two_losses_a_checkpoint_has_each_sample_once() -> None:
+    worker = Worker((0, 1, 2, 3), 0)
+    worker.next()
+    worker.changed(1, (0, 1), 0)
+    worker.returned.exchanged(0, (0, 1))
+    start, part = worker.cursor, worker.next()
+    assert part is not None
+    assert part.again == ((6, 9), (9, 12))
+    worker.changed(2, (1,), 0)
+    assert part.span(0) == [*range(6, 12)], "these are waiting, too"
+    left = worker.returned.left(start, [part])
+    assert read_again({"again": left}, start) == [(6, 12)]
 
 
 def test_neighbours_make_a_run() -> None:
