@@ -149,6 +149,8 @@ class PacedSampler:
             counter = self._counter.reached(epoch)
         else:
             counter, undone = 0, []
+        if counter and self._length(epoch) - counter < self._supply.lower:
+            counter = self._length(epoch)  # an earlier batch has taken the small rest
         order = self._left_of(epoch)
         rest = [(counter, self.usable)] if order is None else intervals(order[counter:])
         left = merged([*undone, *rest])

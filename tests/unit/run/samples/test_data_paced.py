@@ -128,6 +128,22 @@ def test_a_state_from_the_last_batches_leaves_its_epoch_with_nothing() -> None:
     assert sorted(turns([iter(one) for one in resumed], random)) == list(range(10))
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_small_rest_that_went_with_the_batch_before_is_not_left_again(ahead: bool) -> None:
+    """``ahead``: that batch is in flight when the state is saved."""
+    counters = Counters()
+    (one,) = loaders(25, (6,), counters, lower=3)
+    stream = iter(one)
+    sizes = [len(next(stream)[0]) for _ in range(2 if ahead else 4)]
+    if ahead:
+        assert counters.samplers[0].more()
+    assert sum(sizes) == (12 if ahead else 25)
+    state = one.state_dict()
+    assert state["left"] == ([[12, 25]] if ahead else [])
+    stream.close()
+    one.load_state_dict(state)
+
+
 def test_runs_of_positions_and_damaged_ones() -> None:
     assert intervals([3, 4, 5, 1, 2, 9]) == [(3, 6), (1, 3), (9, 10)]
     assert positions_of([(3, 6), (1, 3), (9, 10)]).tolist() == [3, 4, 5, 1, 2, 9]
