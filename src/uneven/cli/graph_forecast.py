@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from uneven.cli import answer
 from uneven.cluster import files
@@ -18,7 +16,7 @@ from uneven.errors import ConfigError
 from uneven.graph.graph_source import GraphSource
 from uneven.graph.parts_folder import GraphStore
 from uneven.graph.pure.capacity import GraphRates
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.journal.report.pure.text import seconds
 
 _STEPS = 20  # simulated of each exchange
@@ -51,12 +49,11 @@ def show(
         named = [dict(zip(("exchange", "epoch_s", "free_s", "sent_mb"), row, strict=True)) for row in rows]
         answer.write({"cluster": spec.name, "edges": sum(load.edges), "layers": widths, "rates": rates, "rows": named})
         return
-    title = f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for name in ("exchange", "an epoch", "if links were free", "MB sent an epoch"):
-        table.add_column(name, justify="left" if name == "exchange" else "right")
-    for exchange, epoch_s, free_s, sent_mb in rows:
-        table.add_row(exchange, seconds(epoch_s), seconds(free_s), f"{sent_mb:.2f}")
+    table = columns(
+        ("exchange", "an epoch", "if links were free", "MB sent an epoch"),
+        ((name, seconds(epoch_s), seconds(free_s), f"{sent_mb:.2f}") for name, epoch_s, free_s, sent_mb in rows),
+        title=f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}",
+    )
     table.caption = (
         f"a core: {1e-9 / rates.flop_s:.0f} Gflop/s, {1e-9 / rates.number_s:.1f} billion numbers/s; "
         f"{spec.workload.overhead_core_s:g} core-seconds of each epoch are fixed"

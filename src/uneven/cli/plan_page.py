@@ -16,7 +16,7 @@ from uneven.cluster.pure.plan import Allowance, LeftOut, Plan, Price, Row, findi
 from uneven.cluster.pure.plan.memory_plan import MemoryPlan, divided, machines
 from uneven.cluster.pure.plan.reasons import listed
 from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.journal.report.pure.text import count, percent, seconds, span
 from uneven.policy.balance import balancers
 from uneven.policy.sync import exact
@@ -124,13 +124,12 @@ def _show_prices(page: PlanPage, console: Console) -> None:
     best = page.plan.best_carried or page.plan.best
     before, bought = page.price(best), spot(page.spec, best.result.figures)
     console.print(Text(f"\nPrices under {best.result.choice.sync}, {best.result.choice.balance} shares", style="bold"))
-    shown = Table(box=SIMPLE_HEAD)
-    for place, heading in enumerate(("machines", "samples/s", "an hour", "10⁶ samples")):
-        shown.add_column(heading, justify="right" if place else "left")
-    rows = [("as described", before), *([("on spot machines", bought.price)] if bought else [])]
-    for words, one in (*rows, *((change.words, change.price) for change in page.changes)):
-        shown.add_row(words, count(one.samples_per_s), page.money(one.per_hour), page.money(one.per_million))
-    console.print(shown)
+    prices = [("as described", before), *([("on spot machines", bought.price)] if bought else [])]
+    rows = [
+        (words, count(one.samples_per_s), page.money(one.per_hour), page.money(one.per_million))
+        for words, one in (*prices, *((change.words, change.price) for change in page.changes))
+    ]
+    console.print(columns(("machines", "samples/s", "an hour", "10⁶ samples"), rows))
     if bought is not None:
         _say(
             console,
@@ -143,12 +142,8 @@ def _show_prices(page: PlanPage, console: Console) -> None:
 def _show_table_servers(found: TablePlanned, console: Console) -> None:
     """Print the number of table servers, the lookahead, and the bottleneck."""
     console.print(Text("\nTable servers", style="bold"))
-    shown = Table(box=SIMPLE_HEAD)
-    for heading in ("servers", "samples/s", "of their time", "limit"):
-        shown.add_column(heading, justify="left" if heading == "limit" else "right")
-    for row in found.rows:
-        shown.add_row(str(row.servers), count(row.per_s), percent(row.server_load), row.limit)
-    console.print(shown)
+    rows = ((str(one.servers), count(one.per_s), percent(one.server_load), one.limit) for one in found.rows)
+    console.print(columns(("servers", "samples/s", "of their time", "limit"), rows, left=(3,)))
     best = found.best
     _say(
         console,

@@ -90,19 +90,11 @@ def report(
 
 
 def _print_table(data: "Mapping[str, RunData]") -> None:
-    from rich import box
-    from rich.table import Table
-
     from uneven.journal.report import comparison
-    from uneven.journal.report.console import Console
+    from uneven.journal.report.console import Console, columns
 
     summary = comparison.summary_table(data)
     names, *lines = zip(summary.columns, *summary.rows, strict=True)  # a column per run: pages are wider
-    table = Table(box=box.SIMPLE_HEAD)
-    for position, name in enumerate(names):
-        table.add_column(name, justify="right" if position else "left")
-    for line in lines:
-        table.add_row(*line)
-    Console().print(table)
+    Console().print(columns(names, lines))
     if note := comparison.summary_note(data):
         Console().print(note)

@@ -4,14 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from uneven.cli import answer
 from uneven.cluster import files
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.journal.report.pure.text import count, percent, seconds
 from uneven.search.pure.simulated_search import cheapest, counts, recorded
 from uneven.search.warm_start import reopened
@@ -30,9 +27,9 @@ def show(run: Path, cluster: str, trials: int | None, form: answer.Form) -> None
         shown["rows"] = [{**answer.plain(row), "best": answer.plain(terms.sign * row.best)} for row in rows]
         answer.write({**shown, "cheapest": best_row.devices, "quickest": quickest.devices})
         return
-    table = Table(title=f"{trials} trials of {run} on {len(speeds)} nodes, in virtual time", box=SIMPLE_HEAD)
-    for column in ("devices", "takes", "device-seconds", "used", "training", terms.metric):
-        table.add_column(column, justify="right")
+    title = f"{trials} trials of {run} on {len(speeds)} nodes, in virtual time"
+    headings = ("devices", "takes", "device-seconds", "used", "training", terms.metric)
+    table = columns(headings, (), left=(), title=title)
     for row in rows:
         best = f"{terms.sign * row.best:.5g}" if math.isfinite(row.best) else "–"
         used, units = percent(row.used), f"{row.units:g}"

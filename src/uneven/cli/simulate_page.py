@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cli import answer, learning
 from uneven.cluster.pure.plan import preconditioning
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.journal.report.pure.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
@@ -81,10 +80,8 @@ def _print(lines: list[str]) -> None:
 
 
 def _table(scenario: "Scenario", outcome: "Outcome") -> Table:
-    table = Table(box=SIMPLE_HEAD, title=f"{scenario.spec.name}, simulated", title_justify="left")
-    table.add_column("node")
-    for name in ("steps", "samples", "compute", "wait", "communicate", "until"):
-        table.add_column(name, justify="right")
+    headings = ("node", "steps", "samples", "compute", "wait", "communicate", "until")
+    table = columns(headings, (), title=f"{scenario.spec.name}, simulated", title_justify="left")
     for worker in outcome.workers[:_ROWS]:
         table.add_row(
             worker.node,

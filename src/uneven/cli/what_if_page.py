@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from uneven import journal
 from uneven.cli import answer
 from uneven.cli.plan_page import amount, amounts
 from uneven.cluster import files
 from uneven.cluster.pure.plan.what_if import WhatIf, simulated
 from uneven.journal.report import html
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.journal.report.page import Page, PageTable
 from uneven.journal.report.pure import draw
 from uneven.journal.report.pure.draw import Figure, colour
@@ -51,12 +48,7 @@ def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
 def show(found: WhatIf, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     table = _table(found)
-    shown = Table(box=SIMPLE_HEAD)
-    for place, name in enumerate(table.columns):
-        shown.add_column(name, justify="right" if place else "left")
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown)
+    console.print(columns(table.columns, table.rows))
     for line in sentences(found):
         console.print(line)
 

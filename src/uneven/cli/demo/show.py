@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from uneven import journal
 from uneven.cli.demo.demo_worker import GLOBAL_BATCH
 from uneven.cluster.virtual.datasets import ImageData
 from uneven.errors import ConfigError, LaunchError
 from uneven.journal.pure.summary import Summary
 from uneven.journal.report import comparison, html, page, terminal
-from uneven.journal.report.console import Console
+from uneven.journal.report.console import Console, columns
 from uneven.policy.core.records import ScalarRecord, StepRecord
 from uneven.runtime import launch
 from uneven.runtime.installed import need
@@ -100,17 +97,8 @@ def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
 def show(phases: list[Phase], report: Path, console: Console) -> None:
     """Print the table, and write the page to ``report``."""
     shares = ", ".join(map(str, SHARES))
-    table = Table(
-        title=f"The same training on workers with {shares} of a core",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    for position, heading in enumerate(_COLUMNS):
-        table.add_column(heading, justify="right" if position else "left")
-    for row in rows(phases):
-        table.add_row(*row)
-    console.print(table)
+    title = f"The same training on workers with {shares} of a core"
+    console.print(columns(_COLUMNS, rows(phases), title=title, collapse_padding=True, pad_edge=False))
     console.print(
         "Accuracy is on held-out images. Speed-up is relative to DDP. The limit is an iteration in which all workers "
         "finish together and communication is free."

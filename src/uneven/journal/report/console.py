@@ -1,10 +1,12 @@
 """The terminal output of this package; text from journals and descriptions cannot send control sequences."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rich import console as rich_console
+from rich.box import SIMPLE_HEAD
 from rich.segment import Segment
+from rich.table import Table
 
 from uneven.policy.core.printable import printable
 
@@ -28,3 +30,16 @@ class Console(rich_console.Console):
                 yield segment
             else:
                 yield Segment(text, segment.style)
+
+
+def columns(
+    headings: Iterable[str], rows: Iterable[Iterable[str]], *, left: Collection[int] = (0,), **look: Any
+) -> Table:
+    """Return a table of texts. The columns ``left`` are aligned to the left, the others to the right; ``look`` are
+    options of Rich's ``Table``."""
+    table = Table(box=SIMPLE_HEAD, **look)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
