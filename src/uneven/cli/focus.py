@@ -72,11 +72,12 @@ def ingest(
       uneven focus ingest cam*.mp4 --truth mymodels:detector --engine ray --into /shared/monday
     """
     from uneven import focus
+    from uneven.focus.start import policy_named
 
     made = _truth(truth, side)
     sources = [focus.Video(video, follow=follow) for video in videos]
     wanted = focus.Wanted(
-        recall=recall, precision=precision, policy=_policy(policy), confidence=confidence, sample_s=sample_s
+        recall=recall, precision=precision, policy=policy_named(policy), confidence=confidence, sample_s=sample_s
     )
     options = focus.IngestOptions(per_s=per_s, same=same)
     try:
@@ -263,12 +264,6 @@ def _truth(name: str, side: int) -> "Truth":
     # An object with classes is a network; a class or a function makes one.
     network = made if hasattr(made, "classes") and not isinstance(made, type) else made()
     return network if isinstance(network, Truth) else Truth(network, side=side)
-
-
-def _policy(name: str) -> Any:
-    from uneven.focus.start import policy_named
-
-    return policy_named(name)
 
 
 def _between(text: str | None) -> tuple[float | str, float | str] | None:

@@ -52,14 +52,10 @@ def command(
     if form is answer.Form.JSON:
         answer.write({"host": host, **asdict(found), "lines": found.lines()})
         return
-    print(f"up, to {host}: {_bits(found.flow_up_bit_per_s)} by one connection, {_bits(found.up_bit_per_s)} by {flows}")
-    print(f"down: {_bits(found.flow_down_bit_per_s)} by one connection, {_bits(found.down_bit_per_s)} by {flows}")
+    from uneven.cluster.pure.plan.reasons import bits
+
+    print(f"up, to {host}: {bits(found.flow_up_bit_per_s)} by one connection, {bits(found.up_bit_per_s)} by {flows}")
+    print(f"down: {bits(found.flow_down_bit_per_s)} by one connection, {bits(found.down_bit_per_s)} by {flows}")
     print(f"round trip: {found.round_trip_s * 1e3:.3g} ms, jitter {found.jitter_s * 1e3:.3g} ms")
     print("\nLines for [defaults] or [[nodes]]:\n")
     print("\n".join(found.lines()))
-
-
-def _bits(per_s: float) -> str:
-    from uneven.cluster.pure.plan.reasons import bits
-
-    return bits(per_s)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from uneven.cli import answer, complete, options
 from uneven.cli.help import BALANCERS, POLICIES
 from uneven.cli.options import argument, option, played
+from uneven.errors import ConfigError, TrainingError, access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,7 +96,6 @@ def command(
     from uneven.cli import learning, plan_page
     from uneven.cluster.pure.plan import combinations, priced, ranked
     from uneven.cluster.pure.simulate.virtual_world import MOST_ITERATIONS
-    from uneven.errors import ConfigError
     from uneven.policy.core.tables import shown
 
     for key, value, least, most in (("--iterations", iterations, 1, MOST_ITERATIONS), ("--seed", seed, 0, 2**63)):
@@ -117,7 +117,7 @@ def command(
         spec=case.spec,
         plan=plan,
         left=tuple(left),
-        iterations=case.batches,
+        iterations=case.batches(),
         goal=lesson.goal,
         took_s=perf_counter() - started_s,
         every=balance is not None,
@@ -136,7 +136,6 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def _allowance(spec: "ClusterSpec", budget: float | None, deadline: str | None) -> "Allowance":
     """Return the limits. Raises ConfigError: a limit is not positive, or the cluster of a budget has no prices."""
     from uneven.cluster.pure.plan import Allowance, priced
-    from uneven.errors import ConfigError
 
     if budget is not None and not 0 < budget < math.inf:
         raise ConfigError(f"--budget {budget}: give an amount of money above 0")
@@ -157,7 +156,6 @@ def _changed(case: "_Case", best: "Row | None") -> "tuple[plan_page.MachineChang
     from uneven.cli.plan_page import MachineChange
     from uneven.cluster.pure.plan import played, price
     from uneven.cluster.pure.plan.what_if import kinds, one_more, without
-    from uneven.errors import ConfigError, TrainingError
 
     if best is None or case.exchange_s:  # a recorded run has `--what-if`
         return ()
@@ -195,15 +193,13 @@ class _Case:
     seed: int
     preconditioned: bool = False
 
-    @property
-    def batches(self) -> int:
-        """The global batches of a simulation whose policy exchanges often."""
+    def batches(self, every: int = 1) -> int:
+        """Return the global batches of a simulation whose policy exchanges every ``every`` steps."""
         from uneven.cluster.pure.plan import enough_iterations
 
-        return self.iterations or enough_iterations(len(self.spec.nodes))
+        return self.iterations or enough_iterations(len(self.spec.nodes), every)
 
     def scenario(self, choice: "Choice") -> "Scenario":
-        from uneven.cluster.pure.plan import enough_iterations
         from uneven.cluster.pure.simulate import Scenario
         from uneven.policy.balance import balancers
         from uneven.policy.sync import policies
@@ -215,7 +211,7 @@ class _Case:
             spec=self.spec,
             balancer=balancers.resolve(choice.balance),
             policy=policy,
-            iterations=self.iterations or enough_iterations(len(self.spec.nodes), every),
+            iterations=self.batches(every),
             seed=self.seed,
             exchange_s=self.exchange_s,
         )
@@ -223,7 +219,6 @@ class _Case:
 
 def _case(cluster: str, iterations: int | None, seed: int, preconditioner: Path | None) -> _Case:
     from uneven.cluster import files
-    from uneven.errors import ConfigError, access
     from uneven.journal.reader import rank_paths
 
     run = Path(cluster)
@@ -269,7 +264,6 @@ def _play(
 ) -> "tuple[list[CombinationResult], list[LeftOut]]":
     from uneven.cli.progress import bar
     from uneven.cluster.pure.plan import LeftOut
-    from uneven.errors import ConfigError, TrainingError
 
     results: list[CombinationResult] = []
     failed: list[LeftOut] = []

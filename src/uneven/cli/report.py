@@ -8,6 +8,7 @@ import typer
 
 from uneven.cli import answer, complete
 from uneven.cli.options import LogTo, argument, option, switch, trackers
+from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def report(
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
       uneven report runs/NAME --log-to mlflow:mlruns     also wandb:FOLDER, tensorboard:FOLDER
     """
-    from uneven.errors import ConfigError
     from uneven.journal.reader import newest_run, read
     from uneven.journal.report import comparison, html
     from uneven.journal.report.pure.chart_series import run_data

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from uneven.cli import answer
 from uneven.cli.options import argument
+from uneven.errors import JournalError, access
 from uneven.policy.core.printable import printable
 
 _END_BYTES = 50_000  # of all journals of a run: the newest iterations, so that a long list takes no time
@@ -40,8 +41,6 @@ def runs(
       uneven runs
       uneven runs /shared/runs --format json
     """
-    from uneven.errors import JournalError, access
-
     with access(f"look into {folder}", JournalError):
         if not folder.is_dir():
             raise JournalError(f"{folder} is not a folder: name one with runs, or start one with `uneven run SCRIPT`")
@@ -64,7 +63,6 @@ def runs(
 
 def _listed(path: Path) -> ListedRun | None:
     """Return a folder as a row; None if it is not a run."""
-    from uneven.errors import JournalError
     from uneven.journal.reader import Follower, rank_paths
     from uneven.journal.report import terminal
     from uneven.journal.report.pure.live_state import RunProgress

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from uneven.cli import answer, complete, options
 from uneven.cli.help import BALANCERS, POLICIES, first
 from uneven.cli.options import argument, option, played, switch
+from uneven.errors import ConfigError, access
 from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.pure.describe.spec import ClusterSpec
     from uneven.cluster.pure.simulate import RecordedCosts, Scenario, Sink
-    from uneven.cluster.pure.simulate.calibrate import Calibration
     from uneven.policy.core.records import Record
 
 _LEARN = "Training a real model"
@@ -96,12 +96,14 @@ def command(
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
     from uneven.cli import learning, simulate_page
+    from uneven.cluster import files
     from uneven.cluster.pure.plan import doubts
+    from uneven.cluster.pure.simulate.calibrate import calibrated
     from uneven.policy.sync.compatibility import compatible
 
     lesson = learning.lesson(train, goal, "--accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
-    found = None if calibrate is None else _calibrated(scenario.spec, calibrate)
+    found = None if calibrate is None else calibrated(scenario.spec, files.measured_steps(calibrate))
     if found is not None:
         scenario = replace(scenario, spec=found.spec)
     scenario = _with_tables(scenario, tables, ahead)
@@ -144,7 +146,6 @@ def _scenario(
 ) -> "Scenario":
     from uneven.cluster import files
     from uneven.cluster.pure.simulate import Scenario, described, with_costs
-    from uneven.errors import ConfigError
     from uneven.policy.balance import balancers
     from uneven.policy.sync import policies
     from uneven.runtime.installed import VERSION
@@ -180,18 +181,10 @@ def _scenario(
     )
 
 
-def _calibrated(spec: "ClusterSpec", points: Path) -> "Calibration":
-    from uneven.cluster import files
-    from uneven.cluster.pure.simulate.calibrate import calibrated
-
-    return calibrated(spec, files.measured_steps(points))
-
-
 def _with_tables(scenario: "Scenario", servers: int | None, ahead: int | None) -> "Scenario":
     """Add servers of embedding tables if the description has tables; by default as many as a plan advises."""
     from uneven.cluster.pure.plan.table_plan import planned
     from uneven.cluster.pure.simulate import TableServers
-    from uneven.errors import ConfigError
 
     if not scenario.spec.tables.features:
         if servers is not None or ahead is not None:
@@ -230,7 +223,6 @@ def _directory(scenario: "Scenario", asked: Path | None, no_journal: bool) -> Pa
 
 def _play(scenario: "Scenario", directory: Path | None, lesson: "LearningGoal") -> "FinishedSimulation":
     from uneven.cluster.pure.describe.write import to_toml
-    from uneven.errors import access
     from uneven.journal import ManyWriters
     from uneven.runtime import rundir
 
