@@ -149,33 +149,25 @@ class Follower:
         try:
             return from_json(text)
         except JournalError as error:
-            if (kind := _kind(text)) is not None and not is_known(kind):
+            try:
+                kind = _kind(text)
+            except ValueError:
+                self.unfinished += 1  # a cut line is never valid JSON
+                return None
+            if kind is not None and not is_known(kind):
                 if kind not in self.unknown:
                     _log.warning(
                         "%s: records of kind %r are skipped: a newer version of uneven wrote them", file.path, kind
                     )
                 self.unknown.add(kind)
                 return None
-            if _is_json(text):
-                raise JournalError(f"{file.path}, line {file.line}: {error}") from error
-            self.unfinished += 1  # a cut line is never valid JSON
-            return None
+            raise JournalError(f"{file.path}, line {file.line}: {error}") from error
 
 
 def _kind(text: str) -> str | None:
     try:
         row = json.loads(text)
-    except (ValueError, RecursionError):
+    except RecursionError:  # valid, but not ours: our lines are not nested so deeply
         return None
     kind = row.get("kind") if isinstance(row, dict) else None
     return kind if isinstance(kind, str) else None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    except RecursionError:  # valid, but not ours: our lines are not nested so deeply
-        return True
-    return True

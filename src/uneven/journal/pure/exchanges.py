@@ -65,9 +65,8 @@ class Exchanged:
 def staleness_told(late: Counter[int], most: int = 6) -> str:
     """Return a histogram in one line, ``0: 12 · 1: 3 · 2+: 1``, with at most ``most`` entries."""
     shown = sorted(late)
+    parts = [f"{steps}: {late[steps]:,}" for steps in shown]
     if len(shown) > most:
         rest = sum(late[steps] for steps in shown[most - 1 :])
-        parts = [f"{steps}: {late[steps]:,}" for steps in shown[: most - 1]] + [f"{shown[most - 1]}+: {rest:,}"]
-    else:
-        parts = [f"{steps}: {late[steps]:,}" for steps in shown]
+        parts[most - 1 :] = [f"{shown[most - 1]}+: {rest:,}"]
     return " · ".join(parts)

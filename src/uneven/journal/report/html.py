@@ -11,6 +11,7 @@ from uneven.journal.report.page import Page, PageTable, write_beside
 from uneven.journal.report.pure import changes, figures, member_rows, snapshot
 from uneven.journal.report.pure.advice import advice
 from uneven.journal.report.pure.chart_series import RunData, WorkerSeries, run_data, training_s
+from uneven.journal.report.pure.draw import Figure
 from uneven.journal.report.pure.text import count, percent, seconds, size, span
 from uneven.journal.report.screen import change_message, split_message
 
@@ -82,7 +83,7 @@ def page_of(data: RunData) -> Page:
     return page
 
 
-def shares(data: RunData, series: Mapping[int, WorkerSeries]) -> tuple[str, figures.Figure]:
+def shares(data: RunData, series: Mapping[int, WorkerSeries]) -> tuple[str, Figure]:
     of = "samples" if data.apart else "global batch"
     return f"Share of the {of}", figures.per_worker(data, series, "share_percent", f"% of the {of}")
 

@@ -36,8 +36,7 @@ def write(run: Path, path: Path) -> int:
 def events(data: RunData) -> Iterator[Event]:
     """Yield all trace events; times in microseconds from the start of the first step."""
     first = data.iterations[0] if data.iterations else None
-    longest_s = max((t.total_s for t in first.timings.values()), default=0.0) if first else 0.0
-    origin_s = first.ended_at_s - longest_s if first else 0.0
+    origin_s = first.ended_at_s - longest_of(first) if first else 0.0
     yield from _names(data)
     free_us: dict[int, float] = {}
     for one in data.iterations:
@@ -61,7 +60,7 @@ def events(data: RunData) -> Iterator[Event]:
 
 
 def longest_of(one: Iteration) -> float:
-    return max(timing.total_s for timing in one.timings.values())
+    return max((timing.total_s for timing in one.timings.values()), default=0.0)
 
 
 def _names(data: RunData) -> Iterator[Event]:

@@ -19,7 +19,7 @@ from uneven.journal import Writer, rank_path, read
 from uneven.journal.report import comparison, html, perfetto
 from uneven.journal.report.page import PageTable
 from uneven.journal.report.pure.chart_series import run_data, stretches
-from uneven.journal.report.pure.figures import colour
+from uneven.journal.report.pure.draw import colour
 from uneven.journal.report.track import tracker, tracking
 from uneven.policy.core.records import EventRecord, RunRecord, ScalarRecord, StepRecord
 

@@ -19,10 +19,7 @@ from uneven.journal.report.pure.chart_series import (
     training_s,
     worker_series,
 )
-from uneven.journal.report.pure.draw import LINES_UP_TO as LINES_UP_TO
-from uneven.journal.report.pure.draw import Figure as Figure
-from uneven.journal.report.pure.draw import colour as colour
-from uneven.journal.report.pure.draw import time_unit
+from uneven.journal.report.pure.draw import LINES_UP_TO, Figure, colour, time_unit
 from uneven.policy.core.records import LoadRecord
 
 # Field, name and colour of each part of a step's time; the same in every picture.
@@ -289,13 +286,13 @@ def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
             "name": name,
             "showlegend": False,
             "y": [device for _, device in mine],
-            "base": [_short(span.start_s * scale) for span, _ in mine],
-            "x": [_short((span.end_s - span.start_s) * scale) for span, _ in mine],
+            "base": [draw.rounded(span.start_s * scale) for span, _ in mine],
+            "x": [draw.rounded((span.end_s - span.start_s) * scale) for span, _ in mine],
         }
         texts = [f"{name} on {len(span.devices)}: computes {span.computed:.0%} of the time" for span, _ in mine]
         tint = {"color": colour(place, len(names))}
         pale = {"width": [_THICK] * len(mine), "opacity": 0.3, "hovertext": texts, "hoverinfo": "text"}
-        dark = {"width": [_short(_THICK * span.computed) for span, _ in mine], "hoverinfo": "skip"}
+        dark = {"width": [draw.rounded(_THICK * span.computed) for span, _ in mine], "hoverinfo": "skip"}
         data += [base | pale | {"marker": tint}, base | dark | {"marker": tint}]
     return {
         "data": data,
@@ -310,7 +307,7 @@ def _labels(spans: Sequence[Span], end_s: float, scale: float) -> list[Figure]:
         if span.end_s - span.start_s < 0.012 * end_s * len(span.name):
             continue
         for first, last in _blocks(span.devices):
-            at = {"x": _short((span.start_s + span.end_s) / 2 * scale), "y": (first + last) // 2}
+            at = {"x": draw.rounded((span.start_s + span.end_s) / 2 * scale), "y": (first + last) // 2}
             look = {"showarrow": False, "font": {"size": 11, "color": "#111"}, "bgcolor": "rgba(255,255,255,0.7)"}
             found.append({"text": span.name} | at | look)
     return found
@@ -335,7 +332,3 @@ def _layout(devices: int, end: float, unit: str) -> Figure:
         "yaxis": {"title": {"text": "device"}, "range": [devices - 0.5, -0.5], "showgrid": False, "zeroline": False}
         | ({"dtick": 1} if devices <= 32 else {}),
     }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
