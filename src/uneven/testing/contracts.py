@@ -44,10 +44,7 @@ _SETTINGS = settings(
 
 
 def _examples(**strategies: st.SearchStrategy[Any]) -> Callable[[Test], Test]:
-    def decorate(test: Test) -> Test:
-        return _SETTINGS(given(**strategies)(test))
-
-    return decorate
+    return lambda test: _SETTINGS(given(**strategies)(test))
 
 
 def report(iteration: int, speed_per_s: float, samples: int = 32) -> Observation:

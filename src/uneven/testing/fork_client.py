@@ -1,5 +1,6 @@
 """Start the fork server (:mod:`uneven.testing.fork_server`) and request processes from it."""
 
+import contextlib
 import json
 import os
 import select
@@ -53,10 +54,9 @@ class ForkServer:
         if self._line is not None:
             self._line.setblocking(False)
             try:
-                while self._hear():
-                    pass
-            except BlockingIOError:
-                pass
+                with contextlib.suppress(BlockingIOError):
+                    while self._hear():
+                        pass
             finally:
                 self._line.setblocking(True)
         runs = pid in self._forked and self._alive()

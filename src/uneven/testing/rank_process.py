@@ -55,7 +55,9 @@ class RankProcess:
         """Return its answer, without waiting."""
         # Asked before the read, so that everything the process wrote before its end is read.
         ended = self._fork_server.code(self.pid)
-        self._buffer += self._available()
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.replies, 65536):
+                self._buffer += chunk
         line, found, rest = self._buffer.partition(b"\n")
         if found:
             self._buffer = rest
@@ -91,18 +93,6 @@ class RankProcess:
             self._commands.close()
         os.close(self.replies)
         self._output.close()
-
-    def _available(self) -> bytes:
-        chunks = []
-        while True:
-            try:
-                chunk = os.read(self.replies, 65536)
-            except BlockingIOError:
-                break
-            if not chunk:
-                break
-            chunks.append(chunk)
-        return b"".join(chunks)
 
     def _new_output(self) -> str:
         size = os.fstat(self._output.fileno()).st_size

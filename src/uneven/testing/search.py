@@ -119,7 +119,7 @@ class SchedulerContract(ABC):
         events = SimulatedEvents(whole, seed, slots, stop_after=cut).events
         for event in events:
             again.apply(event)
-        assert [_known(one) for one in again.trials] == [_known(one) for one in whole.trials]
+        assert list(map(repr, again.trials)) == list(map(repr, whole.trials))  # as text: NaN is not equal to NaN
         rest = [SimulatedEvents(core, seed + 1, slots).moves for core in (whole, again)]
         assert rest[0] == rest[1]
 
@@ -204,7 +204,3 @@ class SearcherContract(ABC):
             again.apply(event)
         assert [one.params for one in again.trials] == [one.params for one in first.trials]
         assert SimulatedEvents(first, 6, 2).events == SimulatedEvents(again, 6, 2).events
-
-
-def _known(one: object) -> str:
-    return repr(one)
