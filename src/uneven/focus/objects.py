@@ -1,8 +1,9 @@
 """The objects of a part of a video: their boxes and crops."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,24 +33,11 @@ class Objects:
     @classmethod
     def join(cls, parts: "list[Objects]", side: int) -> "Objects":
         if not parts:
-            return cls(
-                np.zeros(0, np.int64),
-                np.zeros(0),
-                np.zeros((0, 4), np.int32),
-                np.zeros((0, side, side, 3), np.uint8),
-                0,
-            )
+            boxes, crops = np.zeros((0, 4), np.int32), np.zeros((0, side, side, 3), np.uint8)
+            return cls(np.zeros(0, np.int64), np.zeros(0), boxes, crops, 0)
         columns = ("frame", "time_s", "boxes", "crops")
-        joined = [np.concatenate([getattr(part, column) for part in parts]) for column in columns]
-        return cls(
-            joined[0],
-            joined[1],
-            joined[2],
-            joined[3],
-            frames=sum(part.frames for part in parts),
-            last=parts[-1].last,
-            background=parts[-1].background,
-        )
+        joined: dict[str, Any] = {one: np.concatenate([getattr(part, one) for part in parts]) for one in columns}
+        return replace(parts[-1], **joined, frames=sum(part.frames for part in parts))
 
 
 def found(frames: Iterable[Frame], detector: Detector, side: int) -> Iterator[Objects]:

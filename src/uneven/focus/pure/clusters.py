@@ -8,6 +8,7 @@ object.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,9 @@ class Clusters:
         self._ids = np.full(most + 1, -1, np.int64)
         self._sizes = np.zeros(most + 1, np.int64)
         self._used = np.zeros(most + 1, np.int64)  # the time of the last join, counted in objects
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            "centroids": self._centroids, "ids": self._ids, "sizes": self._sizes, "used": self._used
+        }  # fmt: skip
         self._active = 0
         self._clock = 0
 
@@ -93,25 +97,14 @@ class Clusters:
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return copies of the arrays, (active, dim) and (active,), from which :meth:`load` continues exactly."""
-        count = self._active
-        return {
-            "centroids": self._centroids[:count].copy(),
-            "ids": self._ids[:count].copy(),
-            "sizes": self._sizes[:count].copy(),
-            "used": self._used[:count].copy(),
-            "counters": np.array([self.next, self._clock]),
-        }
+        rows = {name: column[: self._active].copy() for name, column in self._columns.items()}
+        return {**rows, "counters": np.array([self.next, self._clock])}
 
     def load(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
         """Continue from a state, with the shapes of :meth:`state`: (active, dim) and (active,)."""
-        self._active = count = len(state["ids"])
-        for mine, name in (
-            (self._centroids, "centroids"),
-            (self._ids, "ids"),
-            (self._sizes, "sizes"),
-            (self._used, "used"),
-        ):
-            mine[:count] = state[name]
+        self._active = len(state["ids"])
+        for name, column in self._columns.items():
+            column[: self._active] = state[name]
         self.next, self._clock = (int(one) for one in state["counters"])
 
     def _nearest(self, feature: npt.NDArray[np.float32]) -> tuple[int, float]:
@@ -137,7 +130,7 @@ class Clusters:
         row = int(np.lexsort((self._used[:candidates], self._sizes[:candidates]))[0])
         gone, last = int(self._ids[row]), self._active - 1
         # The last cluster moves into the free row, so active rows stay contiguous.
-        for column in (self._centroids, self._ids, self._sizes, self._used):
+        for column in self._columns.values():
             column[row] = column[last]
         self._active = last
         return gone
