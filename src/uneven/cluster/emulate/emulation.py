@@ -233,9 +233,6 @@ class Emulation:
         if not self._replay.awaits_iterations or now_s < self._read_at_s:
             return
         self._read_at_s = now_s + _READ_EVERY_S
-        self._read()
-
-    def _read(self) -> None:
         for number, record in self._follower.poll_ranks():
             if isinstance(record, StepRecord):
                 self._finished[self._spec.nodes[self._workers[number].place].name] = record.iteration + 1

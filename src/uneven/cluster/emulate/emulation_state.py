@@ -79,11 +79,6 @@ def begin(run: str, groups: Sequence[Path], folder: Path = FOLDER) -> Owner:
     return owner
 
 
-def end(owner: Owner, folder: Path = FOLDER) -> None:
-    """Remove the groups of an emulation with their processes, and then its file."""
-    _remove(owner, folder)
-
-
 def clean(folder: Path = FOLDER) -> list[Removed]:
     """Remove the remains of emulations whose process has ended, and no others. Raises LaunchError if something cannot
     be removed; its file stays for the next time."""
@@ -93,10 +88,11 @@ def clean(folder: Path = FOLDER) -> list[Removed]:
         for half_written in folder.glob("*.new"):
             half_written.unlink()
         left = [owner for owner in _owners(folder) if not owner.alive]
-        return [_remove(owner, folder) for owner in left]
+        return [end(owner, folder) for owner in left]
 
 
-def _remove(owner: Owner, folder: Path) -> Removed:
+def end(owner: Owner, folder: Path = FOLDER) -> Removed:
+    """Remove the groups of an emulation with their processes, and then its file."""
     groups = [Path(path) for path in owner.groups if Path(path).name == names.group(owner.id)]
     there = sum(1 + sum(path.is_dir() for path in group.iterdir()) for group in groups if group.is_dir())
     processes = sum(cgroup.remove(group) for group in groups)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from uneven.runtime.jobs.parent_death import bound
 
@@ -119,10 +120,8 @@ def be_punctual() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
     except PermissionError:
-        try:
+        with suppress(PermissionError):
             os.nice(-20)
-        except PermissionError:
-            return
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ class _Counter(Arithmetic):
         self._sink = sink
         self._aside = 0
         self._sent_bytes: Counter[str] = Counter()
-        self._by_rank: dict[int, int] = {}  # exchanges in the background
+        self._by_rank: Counter[int] = Counter()  # exchanges in the background
         self._here: set[int] = set()
         self._met: list[set[object]] = []  # workers, and groups by their members, that exchanges have connected
         self.exchanged = False
@@ -187,8 +187,7 @@ class _Counter(Arithmetic):
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         if exchange.moment is Moment.BACKGROUND:
             self._aside += len(ranks)
-            for rank in ranks:
-                self._by_rank[rank] = self._by_rank.get(rank, 0) + 1
+            self._by_rank.update(ranks)
         self._connect(exchange, *ranks)
 
     def writes(self, rank: int, exchange: Exchange) -> object:

@@ -182,14 +182,11 @@ def _on_link(case: RecordedCase, bit_per_s: float) -> RecordedCase:
 
 def _with(name: str) -> Change:
     plain = name.partition(":")[0]
-    if plain in balancers:
-        balancers.resolve(name)
-        return lambda case: replace(case, balance=name)
-    if plain in policies:
+    if plain in policies and plain not in balancers:
         policies.resolve(name)
         return lambda case: replace(case, sync=name)
-    policies.resolve(name) if plain in policies else balancers.resolve(name)  # raises, with the nearest name
-    raise AssertionError(name)
+    balancers.resolve(name)  # raises, with the nearest name, if there is none of this name
+    return lambda case: replace(case, balance=name)
 
 
 def _known(case: RecordedCase, rank: int) -> None:

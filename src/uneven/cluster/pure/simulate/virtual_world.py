@@ -26,13 +26,7 @@ from uneven.policy.balance.balancer import Balancer
 from uneven.policy.control.step_plans import StepPlans
 from uneven.policy.core.membership import Generation, record_of
 from uneven.policy.core.pace import PACE
-from uneven.policy.core.records import (
-    EventRecord,
-    LineRecord,
-    Record,
-    RunRecord,
-    StepRecord,
-)
+from uneven.policy.core.records import EventRecord, LineRecord, Record, RunRecord, StepRecord
 from uneven.policy.core.registry import describe
 from uneven.policy.core.tables import shown
 from uneven.policy.sync import Pace, SyncPolicy
