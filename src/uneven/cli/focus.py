@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -196,13 +197,10 @@ def watch(index: Folder, every: Annotated[float, option("SECONDS", "Time between
     from uneven.focus.supervise import over, table
 
     opened = focus.load_index(index)
-    with Live(table(opened), refresh_per_second=10) as live:
-        try:
-            while not over(opened):
-                time.sleep(every)  # an index sends no event when it grows
-                live.update(table(opened))
-        except KeyboardInterrupt:
-            pass
+    with Live(table(opened), refresh_per_second=10) as live, suppress(KeyboardInterrupt):
+        while not over(opened):
+            time.sleep(every)  # an index sends no event when it grows
+            live.update(table(opened))
 
 
 @verb(app, "report")

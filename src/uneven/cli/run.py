@@ -4,7 +4,7 @@ import re
 import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
@@ -55,11 +55,8 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
     def told(what: str) -> None:
         print(f"uneven: {what}", file=sys.stderr)
 
-    lines = RayLines(line, count, cores=_CORES, again=start.max_restarts, told=told)
-    try:
+    with closing(RayLines(line, count, cores=_CORES, again=start.max_restarts, told=told)):
         yield
-    finally:
-        lines.close()
 
 
 def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> list[str]:

@@ -52,11 +52,10 @@ def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[Member
         trained = member.status == "trained"
         path = best_checkpoint(directory, ensemble, state, name) if trained else None
         found.append((name, metric, best, member, path))
-    worst = -math.inf
 
     def order(one: tuple[str, float, int, MemberState, Path | None]) -> tuple[bool, float]:
         worth = one[1] if higher else -one[1]
-        return one[3].status != "trained", -(worth if math.isfinite(worth) else worst)
+        return one[3].status != "trained", -(worth if math.isfinite(worth) else -math.inf)
 
     found.sort(key=order)
     return tuple(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
 from typing import Any, Generic, TypeVar
@@ -184,11 +185,8 @@ class Ingest:
 
     def run(self) -> Counts:
         """Ingest to the end of the stream; return the counts."""
-        writer = StreamWriter(self._store)
-        try:
+        with closing(StreamWriter(self._store)) as writer:
             self._take_in(writer)
-        finally:
-            writer.close()
         return self.counts
 
     def _take_in(self, writer: StreamWriter) -> None:

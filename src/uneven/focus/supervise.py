@@ -7,6 +7,7 @@ streams start immediately; each core ingests one file at a time.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,11 +82,8 @@ _PROBE_S = 0.5
 def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: IngestOptions) -> None:
     """Ingest a stream to its end, in a separate process."""
     torch.set_num_threads(1)  # each stream has one core
-    store = StreamStore(folder)
-    try:
+    with closing(StreamStore(folder)) as store:
         Ingest(store, source, options, lambda counts: line.send(asdict(counts))).run()
-    finally:
-        store.close()
 
 
 def probe(line: ProcessLine) -> None:

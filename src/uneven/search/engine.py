@@ -158,14 +158,8 @@ class Pool:
             self._end_processes()
             if self.data is not None:
                 self.data.close()
-                self.core.note(
-                    {
-                        "event": "data",
-                        "prepared": self.data.prepared,
-                        "read": self.data.read,
-                        "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3),
-                    }
-                )
+                counts = {"prepared": self.data.prepared, "read": self.data.read}
+                self.core.note({"event": "data", **counts, "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3)})
 
     def _end_processes(self) -> None:
         for slot in self.slots.all:
@@ -177,15 +171,8 @@ class Pool:
     def snapshot(self) -> SearchSnapshot:
         running = self.slots.running
         unit_s = {trial: self.placer.paces.unit_s(trial, *devices) for trial, devices in running.items()}
-        return SearchSnapshot(
-            self.core,
-            self.place.devices,
-            running,
-            self.curves,
-            unit_s,
-            self.placer.moves,
-            time.monotonic() - self._began_s,
-        )
+        took_s = time.monotonic() - self._began_s
+        return SearchSnapshot(self.core, self.place.devices, running, self.curves, unit_s, self.placer.moves, took_s)
 
     def _over(self) -> bool:
         idle = all(slot.trial is None for slot in self.slots.all)
@@ -216,28 +203,24 @@ class Pool:
         for device, seat in zip(devices, self._meetings.seats(len(devices)), strict=True):
             slot = self.slots.at(device) or self._started(device)
             slot.begins(one.number, seat)
-            slot.process.send(
-                (
-                    "run",
-                    TrialJob(
-                        number=one.number,
-                        params=one.params,
-                        seed=seed_of(terms.seed, one.number),
-                        t=one.t,
-                        life=one.life,
-                        folder=checkpoints.folder_of(self.directory, one.number),
-                        load=load,
-                        metric=terms.metric,
-                        time_attr=terms.time_attr,
-                        sign=terms.sign,
-                        # A clone starts without a best score, because checkpoints of its earlier lives are not its own.
-                        best=one.best if one.life == 0 else math.nan,
-                        device=self.place.devices[device],
-                        slot=device,
-                        seat=seat,
-                    ),
-                )
+            job = TrialJob(
+                number=one.number,
+                params=one.params,
+                seed=seed_of(terms.seed, one.number),
+                t=one.t,
+                life=one.life,
+                folder=checkpoints.folder_of(self.directory, one.number),
+                load=load,
+                metric=terms.metric,
+                time_attr=terms.time_attr,
+                sign=terms.sign,
+                # A clone starts without a best score, because checkpoints of its earlier lives are not its own.
+                best=one.best if one.life == 0 else math.nan,
+                device=self.place.devices[device],
+                slot=device,
+                seat=seat,
             )
+            slot.process.send(("run", job))
 
     def _started(self, device: int) -> Slot:
         process = self.place.start(

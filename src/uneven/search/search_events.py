@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -82,13 +82,10 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
         else:
             write_json(directory / ASKED, asked)
         replay(core, events, directory)
-        log = SearchLog(directory)
-        # Only now, because replayed events are in the log already.
-        core.note = log.write
-        try:
+        with closing(SearchLog(directory)) as log:
+            # Only now, because replayed events are in the log already.
+            core.note = log.write
             yield not events
-        finally:
-            log.close()
 
 
 def replay(core: SearchCore, events: Sequence[Happened], directory: Path) -> None:

@@ -73,7 +73,7 @@ def train(
             "one; leave out either the preconditioner or the training"
         )
     scenario = prepared(scenario, task)
-    sink = sink or _nowhere
+    sink = sink or (lambda record: None)
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
     sgd = Sgd(task, homes or SampleOrder(task.samples, scenario.seed), board.losses)
     check_momentum(scenario.policy, task.momentum, len({node.site for node in scenario.spec.nodes}))
@@ -91,10 +91,6 @@ def train(
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)
     return Learnt(outcome=outcome, points=tuple(board.points), reached=board.reached, diverged=board.diverged)
-
-
-def _nowhere(record: Record) -> None:
-    del record
 
 
 @contextmanager

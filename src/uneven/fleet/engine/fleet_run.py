@@ -142,16 +142,10 @@ class _Run:
         self._show = show
         self._place = place
         self._free = list(range(len(place.devices)))
-        self._together = (
-            options.together
-            if options.together is not None
-            else (
-                place.shares_devices
-                and options.rates is None
-                and place.devices[0] == "cpu"
-                and takes_turns(len(place.devices), usable_cores())
-            )
-        )
+        self._together = options.together
+        if self._together is None:
+            on_cores = place.shares_devices and options.rates is None and place.devices[0] == "cpu"
+            self._together = on_cores and takes_turns(len(place.devices), usable_cores())
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
         self._wall_s = state.wall_s
@@ -176,17 +170,11 @@ class _Run:
             start=stream.begins(self._state.passes),
             timeout_s=options.timeout_s,
         )
-        try:
-            self._hosts = Hosts(self._place, self._feed, options.timeout_s)
-            try:
-                self._profiler = Profiler(self._hosts, self._state, self._job, self._place, probed.sample, self._look)
-                planner = self._planner()
-                save(self._directory, self._state)
-                self._rounds(stream, planner)
-            finally:
-                self._hosts.close()
-        finally:
-            self._feed.close()
+        with closing(self._feed), closing(Hosts(self._place, self._feed, options.timeout_s)) as self._hosts:
+            self._profiler = Profiler(self._hosts, self._state, self._job, self._place, probed.sample, self._look)
+            planner = self._planner()
+            save(self._directory, self._state)
+            self._rounds(stream, planner)
 
     def _look_at_first(self, process: Linked) -> None:
         moment = RunSnapshot(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)

@@ -68,12 +68,11 @@ def layout_of(sample: Any, what: str) -> Layout:
 
 def check(arrays: list[npt.NDArray[Any]], layout: Layout, what: str) -> None:
     """Check that a sample's arrays, of any shape, have this layout. Raises `DataError`, which names both."""
-    if len(arrays) == len(layout):
-        for array, field in zip(arrays, layout, strict=True):
-            if array.shape != field.shape or array.dtype.name != field.dtype:
-                break
-        else:
-            return
+    if len(arrays) == len(layout) and all(
+        array.shape == field.shape and array.dtype.name == field.dtype
+        for array, field in zip(arrays, layout, strict=True)
+    ):
+        return
     found = ", ".join(f"{array.dtype.name} {array.shape}" for array in arrays)
     raise DataError(
         f"{what} has the fields {found}, but the training set's first sample has {', '.join(map(str, layout))}: "

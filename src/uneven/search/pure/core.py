@@ -168,19 +168,11 @@ class SearchCore:
         if not one.best >= score and score == score:  # `not >=` is True while best is NaN; `==` excludes a NaN score
             one.best, one.best_t = score, t
         ruling, ordered = self._judged(one)
-        others = {str(other): what.why for other, what in ruling.others.items() if what.why}
-        self.note(
-            {
-                "event": "report",
-                "trial": trial,
-                "t": t,
-                "metric": metric,
-                "move": ruling.move.value,
-                "why": ruling.why,
-                **({"others": others} if others else {}),
-                **(more or {}),
-            }
-        )
+        event: Happened = {"event": "report", "trial": trial, "t": t, "metric": metric}
+        event |= {"move": ruling.move.value, "why": ruling.why}
+        if others := {str(other): what.why for other, what in ruling.others.items() if what.why}:
+            event["others"] = others
+        self.note({**event, **(more or {})})
         self._settle(one, ruling, ordered)
         return ruling
 
