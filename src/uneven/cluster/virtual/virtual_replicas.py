@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -193,4 +192,4 @@ def flat_mean(states: Sequence[ModelState]) -> Tensor:
         found = counts.get(id(state.parameters))
         counts[id(state.parameters)] = state.parameters, (found[1] if found else 0) + 1
     vectors, weights = zip(*counts.values(), strict=True)
-    return mean(list(chain(vectors)), list(weights))
+    return mean(vectors, weights)

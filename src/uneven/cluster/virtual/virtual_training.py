@@ -1,7 +1,7 @@
 """The models of a simulation: applies the events of virtual time to them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,25 +30,18 @@ from uneven.policy.select.picked import WHOLE
 from uneven.policy.sync import EvaluationModel
 
 
+@dataclass(eq=False)
 class Training(Arithmetic):
     """The models of all workers and of the parameter server, with one vector for all that are equal."""
 
-    def __init__(
-        self,
-        sgd: Sgd,
-        *,
-        evaluation_model: EvaluationModel,
-        board: Board,
-        visits: VirtualVisits | None = None,
-        traffic: ModelTraffic | None = None,
-    ) -> None:
-        self._sgd = sgd
-        self._visits = visits
-        self._traffic = traffic
-        self._evaluated = evaluation_model
-        self._board = board
-        first = sgd.task.initial()
-        self._first = first
+    sgd: Sgd
+    evaluation_model: EvaluationModel
+    board: Board
+    visits: VirtualVisits | None = None
+    traffic: ModelTraffic | None = None
+
+    def __post_init__(self) -> None:
+        first = self.sgd.task.initial()
         self._copies = VirtualCopies(first)
         self._last = ModelState(first, None, torch.zeros_like(first))  # of the worker that took the last step
         self._rounds: dict[tuple[int, ...], ModelState] = {}  # members → state after their newest round of gradients
@@ -97,10 +90,10 @@ class Training(Arithmetic):
         replica = self._replicas[rank]
         if replica.coming is not None and not replica.left:
             replica.state, replica.coming = _moved(replica.state, replica.coming), None
-        if self._visits is not None:
-            self._visits.begins(iteration, self.parameters)
+        if self.visits is not None:
+            self.visits.begins(iteration, self.parameters)
         # Computed later, so that equal replicas share one computation.
-        replica.gradient = LazyGradient(replica.state.parameters, self._sgd.order.drawn(rank, samples))
+        replica.gradient = LazyGradient(replica.state.parameters, self.sgd.order.drawn(rank, samples))
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
         self._replicas[rank].divided = rate, weight
@@ -109,18 +102,18 @@ class Training(Arithmetic):
         replica = self._replicas[rank]
         assert replica.gradient is not None
         batch = len(replica.gradient.samples)
-        gradient = self._sgd.value(replica.gradient)
-        replica.state = self._last = self._sgd.step(replica.state, gradient, *replica.divided)
+        gradient = self.sgd.value(replica.gradient)
+        replica.state = self._last = self.sgd.step(replica.state, gradient, *replica.divided)
         replica.gradient = None
         replica.fresh += batch
         replica.left = max(0, replica.left - 1)
-        if self._board.due(batch):
-            self.enough = self._board.look(self._model(rank), min(self._live), iteration, at_s)
+        if self.board.due(batch):
+            self.enough = self.board.look(self._model(rank), min(self._live), iteration, at_s)
 
     def _model(self, rank: int) -> Tensor:
-        if self._evaluated is EvaluationModel.REPLICA:
+        if self.evaluation_model is EvaluationModel.REPLICA:
             return self._replicas[rank].state.parameters
-        if self._evaluated is EvaluationModel.MEAN:
+        if self.evaluation_model is EvaluationModel.MEAN:
             return flat_mean([self._replicas[one].state for one in sorted(self._live)])
         return self._centre if self._copies.begun else self._replicas[min(self._live)].centre
 
@@ -163,8 +156,8 @@ class Training(Arithmetic):
         self._tell_all([rank for rank in ranks if rank in self._live], exchange.merge, content)
 
     def _count(self, rank: int, exchange: Exchange) -> None:
-        if self._traffic is not None:
-            self._traffic.sends(rank, exchange, self._parts.get(rank, 1.0))
+        if self.traffic is not None:
+            self.traffic.sends(rank, exchange, self._parts.get(rank, 1.0))
 
     def _movement(self, rank: int, exchange: Exchange) -> Tensor:
         # The first live member of a party sends for all. The others may not have taken the step yet that the sender
@@ -234,16 +227,16 @@ class Training(Arithmetic):
         if merge.combined is Combined.MEAN:
             weights = [sum(len(ones[rank].samples) for rank in party if rank in ones) for party in speakers]
             pending = [ones[party[0]] for party in speakers]
-            merged = self._sgd.mean(pending, [merge.weight(one) for one in weights], by_samples=merge.by_samples)
+            merged = self.sgd.mean(pending, [merge.weight(one) for one in weights], by_samples=merge.by_samples)
             outcome = dict.fromkeys(ones, merged)
         else:
-            own = {rank: self._sgd.value(ones[party[0]]) for party in speakers for rank in party if rank in ones}
+            own = {rank: self.sgd.value(ones[party[0]]) for party in speakers for rank in party if rank in ones}
             total = torch.stack([own[party[0]] for party in speakers]).sum(0)
             outcome = {rank: _told(merge, one, total - one) for rank, one in own.items()}
         if served:
             first = ranks[0]
             self._rounds.pop(exchange.members, None)  # moves the newest to the end
-            self._rounds[exchange.members] = self._sgd.step(self._replicas[first].state, outcome[first])
+            self._rounds[exchange.members] = self.sgd.step(self._replicas[first].state, outcome[first])
             self._answers.update({key_of(rank, exchange): value for rank, value in outcome.items()})
             return
         for rank, value in outcome.items():
@@ -286,16 +279,16 @@ class Training(Arithmetic):
             return
         for rank in ranks:
             replica = self._replicas[rank]
-            if piece is not None:  # the rest of the vector stays as it was sent
+            if piece is None:
+                replica.centre = after = outcome
+            else:  # the rest of the vector stays as it was sent
                 cut = span(piece, len(replica.centre))
                 replica.centre = _with(replica.centre, cut, outcome)
+                after = _with(sent[rank].parameters, cut, outcome)
                 if exchange.delay:
-                    replica.coming = _with(sent[rank].parameters, cut, outcome) - sent[rank].parameters
+                    replica.coming = after - sent[rank].parameters
                     continue
-                self._take_over(rank, _with(sent[rank].parameters, cut, outcome), sent[rank], exchange.background)
-                continue
-            replica.centre = outcome
-            self._take_over(rank, outcome, sent[rank], exchange.background)
+            self._take_over(rank, after, sent[rank], exchange.background)
 
     def _mean(
         self, exchange: Exchange, parties: list[tuple[int, ...]], sent: dict[int, Sent], kept: Sequence[Kept]

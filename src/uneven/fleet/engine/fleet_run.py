@@ -15,7 +15,7 @@ import pickle
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,30 +123,24 @@ def _pickled(ensemble: Ensemble) -> dict[str, bytes]:
     return found
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        place: Place,
-        directory: Path,
-        options: Options,
-        state: RunState,
-        factories: Mapping[str, bytes],
-        show: Show,
-    ) -> None:
-        self._ensemble = ensemble
-        self._options = options
-        self._directory = directory
-        self._state = state
-        self._factories = factories
-        self._show = show
-        self._place = place
+    ensemble: Ensemble
+    place: Place
+    directory: Path
+    options: Options
+    state: RunState
+    factories: Mapping[str, bytes]
+    show: Show
+
+    def __post_init__(self) -> None:
+        place, options, state = self.place, self.options, self.state
         self._free = list(range(len(place.devices)))
         self._together = options.together
         if self._together is None:
             on_cores = place.shares_devices and options.rates is None and place.devices[0] == "cpu"
             self._together = on_cores and takes_turns(len(place.devices), usable_cores())
-        self._folders = folders(directory, list(state.members))
+        self._folders = folders(self.directory, list(state.members))
         self._running: dict[str, int] = {}
         self._wall_s = state.wall_s
         self._cpu_s = state.preprocess_cpu_s
@@ -154,31 +148,31 @@ class _Run:
         self._began_s = time.perf_counter()
 
     def go(self) -> None:
-        ensemble, options = self._ensemble, self._options
+        ensemble, options = self.ensemble, self.options
         source = Source(ensemble.dataset, ensemble.validate, ensemble.transform, ensemble.validate_transform)
         validation = len(ensemble.validate) if ensemble.validate is not None else 0
         stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
-        probed = look(self._place, source, options.timeout_s, self._look_at_first)
+        probed = look(self.place, source, options.timeout_s, self._look_at_first)
         self._feed = Feed(
-            self._place,
+            self.place,
             source,
             stream,
             probed.layout,
             slots=options.buffer // options.chunk,
-            most=options.preprocessors or self._place.cores,
+            most=options.preprocessors or self.place.cores,
             tell=self._tell,
-            start=stream.begins(self._state.passes),
+            start=stream.begins(self.state.passes),
             timeout_s=options.timeout_s,
         )
-        with closing(self._feed), closing(Hosts(self._place, self._feed, options.timeout_s)) as self._hosts:
-            self._profiler = Profiler(self._hosts, self._state, self._job, self._place, probed.sample, self._look)
+        with closing(self._feed), closing(Hosts(self.place, self._feed, options.timeout_s)) as self._hosts:
+            self._profiler = Profiler(self._hosts, self.state, self._job, self.place, probed.sample, self._look)
             planner = self._planner()
-            save(self._directory, self._state)
+            save(self.directory, self.state)
             self._rounds(stream, planner)
 
     def _look_at_first(self, process: Linked) -> None:
-        moment = RunSnapshot(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
-        self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
+        moment = RunSnapshot(self.state, {}, Ledger(slots=1), 1, self.ensemble.max_epochs)
+        self.show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
@@ -186,7 +180,7 @@ class _Run:
     def _planner(self) -> FlotillaPlanner:
         """Return FLEET's planner, or ours if members take turns, after measuring what it needs of the members."""
         self._slots = self._left()
-        options, state, slots = self._options, self._state, self._slots
+        options, state, slots = self.options, self.state, self._slots
         if options.rates is not None:
             take_given(state, options.rates)
         if not self._together:
@@ -207,7 +201,7 @@ class _Run:
     def _worth_profiling(self, names: list[str]) -> bool:
         """Return whether these members' epochs are long enough to measure their gain from a second slot."""
         alone = [self._profiler.rates().per_s(name, 1) for name in names]
-        return bool(alone) and len(self._ensemble.dataset) / min(alone) > LONG_EPOCH_S
+        return bool(alone) and len(self.ensemble.dataset) / min(alone) > LONG_EPOCH_S
 
     def _rounds(self, stream: Stream, planner: FlotillaPlanner) -> None:
         self._start(self._interrupted())
@@ -215,7 +209,7 @@ class _Run:
             planner = self._replanned(planner)
             began_s = time.perf_counter()
             flotilla = planner.next_flotilla(self._waiting(), len(self._free), Flotilla(dict(self._running)))
-            self._state.scheduling_s += time.perf_counter() - began_s
+            self.state.scheduling_s += time.perf_counter() - began_s
             self._start(flotilla)
             if not self._running and not self._waiting():
                 break
@@ -246,17 +240,17 @@ class _Run:
 
     def _interrupted(self) -> Flotilla:
         """Return the flotilla of an earlier start that stopped in the middle of a round, so that its plan continues."""
-        members = self._state.members
-        left = {name: n for name, n in self._state.running.items() if members[name].status == "waiting"}
+        members = self.state.members
+        left = {name: n for name, n in self.state.running.items() if members[name].status == "waiting"}
         return Flotilla(left if sum(left.values()) <= len(self._free) else {})
 
     def _fitting(self, slots: int) -> Rates:
         """Return the rates of the members that fit on `slots` devices. After a loss, the others fail in this start."""
-        if slots == len(self._place.devices):
+        if slots == len(self.place.devices):
             return self._rates
         fits = {}
         for name, row in zip(self._rates.members, self._rates.table, strict=True):
-            member, least = self._state.members[name], self._rates.least(name)
+            member, least = self.state.members[name], self._rates.least(name)
             if least <= slots:
                 fits[name] = row
             elif member.status == "waiting":
@@ -265,22 +259,22 @@ class _Run:
 
     def _left(self) -> int:
         """Return the number of devices that are left. Raises `TrainingError` if none is left."""
-        gone = self._place.gone()
+        gone = self.place.gone()
         self._free = [device for device in self._free if device not in gone]
-        if len(gone) == len(self._place.devices):
+        if len(gone) == len(self.place.devices):
             raise TrainingError(
                 "every machine with a device was lost: start again on the same directory when machines are back"
             )
-        return len(self._place.devices) - len(gone)
+        return len(self.place.devices) - len(gone)
 
     def _waiting(self) -> list[str]:
-        members = self._state.members
+        members = self.state.members
         return [name for name, one in members.items() if one.status == "waiting" and name not in self._running]
 
     def _start(self, flotilla: Flotilla) -> None:
         if not flotilla.members:
             return
-        nodes = self._place.nodes(self._free)
+        nodes = self.place.nodes(self._free)
         dealt = assign_devices(flotilla, nodes) if len(nodes) > 1 else {}
         for name, count in flotilla.members.items():
             self._running[name] = count
@@ -292,23 +286,23 @@ class _Run:
                 self._lost(name, answer)
         if self._running:
             self._feed.needs(self._pace())
-            self._state.plan.append((self._state.passes, dict(self._running)))
+            self.state.plan.append((self.state.passes, dict(self._running)))
 
     def _pace(self) -> float:
         """Return the samples/s of the flotilla if data were always available; infinite starts all preprocessors."""
         # If members take turns on the cores, an idle preprocessor costs nothing, so their number needs no limit.
-        if self._options.preprocessors is not None or self._together:
+        if self.options.preprocessors is not None or self._together:
             return math.inf
         return min(self._alone_per_s(name, count) for name, count in self._running.items())
 
     def _alone_per_s(self, name: str, count: int) -> float:
         """Return a member's samples/s in its last epoch on `count` devices, or its profile's before that."""
-        last = [epoch for epoch in self._state.members[name].epochs[-1:] if epoch.devices == count]
+        last = [epoch for epoch in self.state.members[name].epochs[-1:] if epoch.devices == count]
         busy_s = sum(epoch.train_s + epoch.validate_s - epoch.waited_s for epoch in last)
         return last[0].samples / busy_s if busy_s > 0.0 else self._rates.per_s(name, count)
 
     def _pass(self, stream: Stream) -> None:
-        number, began_s = self._state.passes, self._now_s
+        number, began_s = self.state.passes, self._now_s
         for name in self._running:
             self._hosts.epoch(name, number)
         after = stream.begins(number + 1)
@@ -316,10 +310,10 @@ class _Run:
         ahead = self._feed.ledger.slots if self._goes_on() else 0
         self._feed.allow(after + ahead, after)
         answers = self._hosts.collect(self._look)
-        self._state.passes = number + 1
+        self.state.passes = number + 1
         for name, answer in answers.items():
             if answer[0] == "epoch":
-                at = {"flotilla": len(self._state.plan), "began_s": began_s, "ended_s": self._now_s}
+                at = {"flotilla": len(self.state.plan), "began_s": began_s, "ended_s": self._now_s}
                 self._judge(name, replace(answer[1], **at))
             else:
                 self._lost(name, answer)
@@ -328,21 +322,21 @@ class _Run:
 
     def _goes_on(self) -> bool:
         """Return whether some member needs the next pass, as far as the epoch counts show."""
-        members, last = self._state.members, self._ensemble.max_epochs - 1
+        members, last = self.state.members, self.ensemble.max_epochs - 1
         return bool(self._waiting()) or any(len(members[name].epochs) < last for name in self._running)
 
     def _judge(self, name: str, epoch: Epoch) -> None:
-        member = self._state.members[name]
+        member = self.state.members[name]
         member.epochs.append(epoch)
         member.deaths = 0
-        history = member.history(self._ensemble.metric.higher_is_better)
-        if self._ensemble.converged(history):
+        history = member.history(self.ensemble.metric.higher_is_better)
+        if self.ensemble.converged(history):
             member.status, member.why = "trained", "converged"
-        elif len(member.epochs) >= self._ensemble.max_epochs:
+        elif len(member.epochs) >= self.ensemble.max_epochs:
             member.status, member.why = "trained", "largest number of epochs"
         if member.status == "trained":
-            flaw = history.flaw(self._ensemble.metric.name)
-            if flaw and self._options.nonfinite == "raise":
+            flaw = history.flaw(self.ensemble.metric.name)
+            if flaw and self.options.nonfinite == "raise":
                 member.status, member.why = "failed", flaw
             elif flaw:
                 member.note = flaw
@@ -350,10 +344,10 @@ class _Run:
 
     def _lost(self, name: str, answer: tuple[Any, ...]) -> None:
         """Stop a member that failed or whose process was killed. The others continue."""
-        member = self._state.members[name]
+        member = self.state.members[name]
         if answer[0] == "failed":
             member.status, member.why = "failed", answer[1].strip()
-        elif not self._place.gone().intersection(self._hosts.by_member[name].job.places):
+        elif not self.place.gone().intersection(self._hosts.by_member[name].job.places):
             why = member.died(answer[1], "one epoch")  # the machine lives, so the member may be the cause
             if why:
                 member.status, member.why = "failed", why
@@ -367,19 +361,19 @@ class _Run:
 
     def _charge(self, one: Host) -> None:
         now_s = time.perf_counter()
-        self._state.members[one.job.name].device_s += (now_s - one.since_s) * len(one.job.devices)
+        self.state.members[one.job.name].device_s += (now_s - one.since_s) * len(one.job.devices)
         one.since_s = now_s
 
     def _save(self) -> None:
         self._count()
         # After a kill, `_interrupted` restarts exactly these members.
-        self._state.running = dict(self._running)
+        self.state.running = dict(self._running)
         for one in self._hosts.by_member.values():
             self._charge(one)
-        save(self._directory, self._state)
-        for name, member in self._state.members.items():
+        save(self.directory, self.state)
+        for name, member in self.state.members.items():
             if member.epochs:
-                best = member.history(self._ensemble.metric.higher_is_better).best
+                best = member.history(self.ensemble.metric.higher_is_better).best
                 tidy(self._folders[name], {len(member.epochs), best + 1})
 
     @property
@@ -387,32 +381,32 @@ class _Run:
         return self._wall_s + time.perf_counter() - self._began_s
 
     def _count(self) -> None:
-        state, feed = self._state, self._feed
+        state, feed = self.state, self._feed
         state.wall_s = self._now_s
         state.preprocess_cpu_s, state.prepared = self._cpu_s + feed.cpu_s, self._prepared + feed.samples
 
     def _look(self) -> None:
         self._count()
-        feed, most = self._feed, self._ensemble.max_epochs
+        feed, most = self._feed, self.ensemble.max_epochs
         processes = {**self._hosts.processes, "": feed.processes}
         quiet = {**{maker.name: maker.silence for maker in feed.busy}, **self._hosts.quiet}
-        self._show(RunSnapshot(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
+        self.show(RunSnapshot(self.state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
 
     def _job(self, name: str, places: tuple[int, ...]) -> Job:
-        epochs = len(self._state.members[name].epochs)
-        folder, names = self._folders[name], self._place.devices
+        epochs = len(self.state.members[name].epochs)
+        folder, names = self._folders[name], self.place.devices
         return Job(
             name,
-            self._factories[name],
-            self._ensemble.metric,
+            self.factories[name],
+            self.ensemble.metric,
             tuple(names[one % len(names)] for one in places),
             folder,
             epochs,
-            self._ensemble.seed,
-            self._options.batch_rule,
-            self._options.balance,
+            self.ensemble.seed,
+            self.options.batch_rule,
+            self.options.balance,
             places,
-            self._options.nonfinite,
+            self.options.nonfinite,
         )
 
 

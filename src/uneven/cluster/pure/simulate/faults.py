@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event
@@ -13,6 +14,7 @@ from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.membership import Generation, Statement, successor
 
 
+@dataclass(eq=False)
 class Faults:
     """The events of a description, applied at their times.
 
@@ -21,48 +23,38 @@ class Faults:
     lowest rank and takes part once the others reach its first step.
     """
 
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        stage: Stage,
-        exchanges: VirtualExchanges,
-        shares: Shares,
-        *,
-        hire: Callable[[int, int], Worker],
-        begin: Callable[[Worker], None],
-        tell: Callable[[int, int, str, str], None],
-        changed: Callable[[Generation], None],
-    ) -> None:
-        self._spec = spec
-        self._stage = stage
-        self._exchanges = exchanges
-        self._shares = shares
-        self._hire = hire
-        self._begin = begin
-        self._told = tell
-        self._changed = changed
+    spec: ClusterSpec
+    stage: Stage
+    exchanges: VirtualExchanges
+    shares: Shares
+    hire: Callable[[int, int], Worker]
+    begin: Callable[[Worker], None]
+    tell: Callable[[int, int, str, str], None]
+    changed: Callable[[Generation], None]
+
+    def __post_init__(self) -> None:
         self._starting: int | None = None  # the iteration that is being started
-        self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
-        members = tuple(stage.history.newest.members)
+        self._ranks = {node.name: rank for rank, node in enumerate(self.spec.nodes)}
+        members = tuple(self.stage.history.newest.members)
         self._generation = Generation(number=0, members=members, came={}, why={})
         self._active = len(members)
         self._ended = False  # all remaining workers have taken all steps
         self._coming: dict[int, Worker] = {}
         self._by_iteration: list[Event] = sorted(
-            (event for event in spec.events if event.at_iteration is not None),
+            (event for event in self.spec.events if event.at_iteration is not None),
             key=lambda event: event.at_iteration or 0,
             reverse=True,
         )
-        for event in spec.events:
+        for event in self.spec.events:
             if event.at_s is not None:
-                stage.queue.at(event.at_s, self._happen, event)
+                self.stage.queue.at(event.at_s, self._happen, event)
 
     def started(self, iteration: int) -> None:
         self._starting = iteration
         while self._by_iteration and (self._by_iteration[-1].at_iteration or 0) <= iteration:
             self._happen(self._by_iteration.pop())
         self._starting = None
-        self._stage.newest = max(self._stage.newest, iteration)
+        self.stage.newest = max(self.stage.newest, iteration)
         for rank in [rank for rank, worker in self._coming.items() if worker.clock <= iteration]:
             self._admit(rank)
 
@@ -70,9 +62,9 @@ class Faults:
         worker.gone = True
         self._active -= 1
         self._ended = not self._active and not self._coming and worker.stop_at is None
-        self._exchanges.leave(worker)
+        self.exchanges.leave(worker)
         if worker.stop_at is not None:
-            self._stage.arithmetic.leaves(worker.rank)
+            self.stage.arithmetic.leaves(worker.rank)
         # If no worker is left, newcomers would wait forever for the others' step.
         self._fill_up()
 
@@ -91,74 +83,74 @@ class Faults:
             self._join(rank)
         elif rank in self._coming:
             self._turn_away(rank)
-        elif not self._stage.workers[rank].gone:
+        elif not self.stage.workers[rank].gone:
             self._go(rank, dies=event.do is Do.KILL)
 
     def _turn_away(self, rank: int) -> None:
-        self._tell(rank, "leave", f"{self._spec.nodes[rank].name} leaves before it took part")
+        self._tell(rank, "leave", f"{self.spec.nodes[rank].name} leaves before it took part")
         worker = self._coming.pop(rank)
         worker.dead = worker.gone = True
-        self._change(self._stage.newest + 1, dies=rank)
-        self._exchanges.leave(worker)
+        self._change(self.stage.newest + 1, dies=rank)
+        self.exchanges.leave(worker)
 
     def _slow(self, event: Event, rank: int) -> None:
         factor = event.left
         self._tell(rank, "slow", f"{event.node} continues at {factor:.3g} of its speed")
-        self._speed(rank, lambda: self._stage.machines[rank].processor.slow(factor))
+        self._speed(rank, lambda: self.stage.machines[rank].processor.slow(factor))
         if math.isfinite(event.for_s):
-            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._recover, event, rank, factor)
+            self.stage.queue.at(self.stage.queue.now_s + event.for_s, self._recover, event, rank, factor)
 
     def _recover(self, event: Event, rank: int, factor: float) -> None:
         self._tell(rank, "slow", f"{event.node} is no longer slowed down to {factor:.3g}")
-        self._speed(rank, lambda: self._stage.machines[rank].processor.recover(factor))
+        self._speed(rank, lambda: self.stage.machines[rank].processor.recover(factor))
 
     def _stop(self, event: Event, rank: int) -> None:
-        until_s = self._stage.queue.now_s + event.for_s
+        until_s = self.stage.queue.now_s + event.for_s
         self._tell(rank, "stop", f"{event.node} pauses for {event.for_s:g} s")
-        self._speed(rank, lambda: self._stage.machines[rank].processor.stop(until_s))
-        self._stage.queue.at(until_s, self._tell, rank, "stop", f"{event.node} continues")
+        self._speed(rank, lambda: self.stage.machines[rank].processor.stop(until_s))
+        self.stage.queue.at(until_s, self._tell, rank, "stop", f"{event.node} continues")
 
     def _speed(self, rank: int, change: Callable[[], None]) -> None:
-        worker = self._stage.workers.get(rank)
-        computing = worker is not None and not worker.gone and worker.keep(self._stage.queue.now_s)
+        worker = self.stage.workers.get(rank)
+        computing = worker is not None and not worker.gone and worker.keep(self.stage.queue.now_s)
         change()
         if worker is not None and computing:
             worker.go_on()
-            self._exchanges.hasten(worker)
+            self.exchanges.hasten(worker)
 
     def _cut(self, event: Event) -> None:
-        rank, topology = self._ranks.get(event.node, 0), self._stage.topology
+        rank, topology = self._ranks.get(event.node, 0), self.stage.topology
         links = topology.links_of(rank) if event.between is None else topology.links_between(*event.between)
         self._tell(rank, "cut_link", f"{_whose(event)} has {_left(event)} left")
         for link in links:
-            self._stage.network.cut(link, *cut_of(event))
+            self.stage.network.cut(link, *cut_of(event))
         if math.isfinite(event.for_s):
-            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._mend, event, rank, links)
+            self.stage.queue.at(self.stage.queue.now_s + event.for_s, self._mend, event, rank, links)
 
     def _mend(self, event: Event, rank: int, links: tuple[int, ...]) -> None:
         self._tell(rank, "cut_link", f"the cut of {_whose(event)} to {_left(event)} has ended")
         for link in links:
-            self._stage.network.mend(link, *cut_of(event))
+            self.stage.network.mend(link, *cut_of(event))
 
     def _go(self, rank: int, *, dies: bool) -> None:
-        stage, worker = self._stage, self._stage.workers[rank]
-        name, first = self._spec.nodes[rank].name, stage.newest + 1
+        stage, worker = self.stage, self.stage.workers[rank]
+        name, first = self.spec.nodes[rank].name, stage.newest + 1
         self._tell(rank, "kill" if dies else "leave", f"{name} {'dies' if dies else 'leaves'}")
         self._change(first, dies=rank) if dies else self._change(first, leaves=rank)
         if dies:
             worker.dead = worker.gone = True
             self._active -= 1
             stage.arithmetic.leaves(rank)
-            self._exchanges.leave(worker)
+            self.exchanges.leave(worker)
         else:
             worker.stop_at = min(first, worker.clock + 1)
         self._fill_up()
 
     def _join(self, rank: int) -> None:
-        stage, first = self._stage, self._stage.newest + 1
-        self._tell(rank, "join", f"{self._spec.nodes[rank].name} joins at iteration {first}")
+        stage, first = self.stage, self.stage.newest + 1
+        self._tell(rank, "join", f"{self.spec.nodes[rank].name} joins at iteration {first}")
         source = min((other.rank for other in stage.workers.values() if not other.gone), default=None)
-        worker = self._hire(rank, first)
+        worker = self.hire(rank, first)
         self._change(first, joins=rank)
         self._coming[rank] = worker
         if source is None:
@@ -171,15 +163,15 @@ class Faults:
 
     def _fetched(self, worker: Worker, source: int) -> None:
         worker.fetching = False
-        self._stage.arithmetic.enters(worker.rank, source)
-        if worker.rank in self._coming and (worker.clock <= self._stage.newest or not self._active):
+        self.stage.arithmetic.enters(worker.rank, source)
+        if worker.rank in self._coming and (worker.clock <= self.stage.newest or not self._active):
             self._admit(worker.rank)
 
     def _admit(self, rank: int) -> None:
         if not self._coming[rank].fetching:
             worker = self._coming.pop(rank)
             self._active += 1
-            self._stage.queue.at(self._stage.queue.now_s, self._begin, worker)
+            self.stage.queue.at(self.stage.queue.now_s, self.begin, worker)
 
     def _fill_up(self) -> None:
         if not self._active:
@@ -187,8 +179,8 @@ class Faults:
                 self._admit(rank)
 
     def _tell(self, rank: int, kind: str, message: str) -> None:
-        iteration = self._stage.newest if self._starting is None else self._starting
-        self._told(rank, max(iteration, 0), kind, message)
+        iteration = self.stage.newest if self._starting is None else self._starting
+        self.tell(rank, max(iteration, 0), kind, message)
 
     def _change(
         self, first: int, *, dies: int | None = None, leaves: int | None = None, joins: int | None = None
@@ -202,10 +194,10 @@ class Faults:
         }
         gone = {} if dies is None else {dies: "it was killed"}
         asking: dict[int, dict[str, Any]] = {} if joins is None else {joins: {}}
-        self._generation = new = successor(old, said, gone, asking, len(self._spec.nodes))
+        self._generation = new = successor(old, said, gone, asking, len(self.spec.nodes))
         if new.members:
-            self._shares.change(self._stage.history.change(new.border, new.members))
-            self._changed(new)
+            self.shares.change(self.stage.history.change(new.border, new.members))
+            self.changed(new)
 
 
 def _whose(event: Event) -> str:

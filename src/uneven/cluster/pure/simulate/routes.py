@@ -175,14 +175,7 @@ class Topology:
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
         """Return the route from one node to the first of each of ``others``, which forward from node to node in their
         order."""
-        if self.free:
-            return FREE
-        load = TransferLinks()
-        latency_s = 0.0
-        for party in others:
-            way_s = sum(self.add(load, *pair, 1.0) for pair in pairwise([rank, *party]))
-            latency_s = max(latency_s, way_s)
-        return load.route(latency_s)
+        return FREE if self.free else self.hand_on([[rank, *party] for party in others])
 
     def mesh(self, sends: Iterable[tuple[int, int, float]]) -> Route:
         """Return the route of simultaneous messages (from, to, bytes); the transfer has size 1."""
@@ -200,19 +193,11 @@ class Topology:
 
     def pieces(self, sizes: Mapping[tuple[int, int], float]) -> Route:
         """Return the route of simultaneous pieces, (from, to) → bytes; the transfer has size 1."""
-        if self.free:
-            return FREE
-        load = TransferLinks()
-        latency_s = max((self.add(load, *pair, size) for pair, size in sizes.items()), default=0.0)
-        return load.route(latency_s)
+        return FREE if self.free else self.mesh((*pair, size) for pair, size in sizes.items())
 
     def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:
         pairs = tuple(pairs)
-        load = TransferLinks()
-        latency_s = 0.0
-        for here, there in pairs:
-            latency_s = max(latency_s, self.add(load, here, there, 1 / (len(pairs) + 1)))
-        return load.route(latency_s)
+        return self.mesh((*pair, 1 / (len(pairs) + 1)) for pair in pairs)
 
     def add(self, load: TransferLinks, here: int, there: int, part: float) -> float:
         """Add a hop between two nodes to a load, and return its latency."""
