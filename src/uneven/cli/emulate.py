@@ -81,15 +81,8 @@ def command(
     founders = str(len(spec.initial_members))
     launch = Launch(target=tuple(target), module=module, nproc=founders, elastic=elastic, silence_s=silence)
     check(spec, unprivileged=unprivileged, elastic=elastic is not None)  # before a run directory is made
-    asked = {
-        "balance": balance,
-        "sync": sync,
-        "seed": seed,
-        "overhead_budget": budget,
-        "timeout_s": timeout,
-        "threads": threads,
-        "keep_freed_memory": keep_freed_memory,
-    }
+    asked = {"balance": balance, "sync": sync, "seed": seed, "overhead_budget": budget, "timeout_s": timeout}
+    asked |= {"threads": threads, "keep_freed_memory": keep_freed_memory}
     layers = layers_of(asked, config_file)
     refuse_misfits(layers, len(spec.nodes) if elastic is None else None)
     directory = run_directory(run_dir, launch.target[0], layers)

@@ -153,15 +153,8 @@ def run(
       uneven run --join 10.0.0.1:29500 train.py  one additional worker for that run, on another machine
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
-    asked = {
-        "balance": balance,
-        "sync": sync,
-        "seed": seed,
-        "overhead_budget": budget,
-        "timeout_s": timeout,
-        "threads": threads,
-        "keep_freed_memory": keep_freed_memory,
-    }
+    asked = {"balance": balance, "sync": sync, "seed": seed, "overhead_budget": budget, "timeout_s": timeout}
+    asked |= {"threads": threads, "keep_freed_memory": keep_freed_memory}
     layers = layers_of(asked, config_file)
     start = launch.Launch(
         target=tuple(target), module=module, nproc=nproc, nnodes=nnodes, node_rank=node_rank,

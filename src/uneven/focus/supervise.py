@@ -27,30 +27,19 @@ from uneven.policy.core.printable import printable
 from uneven.runtime.jobs import Ending, How, Kept, Stop, end_all
 from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 
-_COLUMNS = (
-    "stream",
-    "of the video",
-    "frames",
-    "objects/s",
-    "clusters",
-    "backlog",
-    "dropped",
-    "× real time",
-    "work",
-    "",
-)
+_HEADS = ("stream", "of the video", "frames", "objects/s", "clusters", "backlog", "dropped", "× real time", "work", "")
 
 
 def table(index: VideoIndex) -> Table:
     """Return a row for each stream; *work* is the cheap network's, relative to the truth network on all objects."""
     shown = Table(box=SIMPLE_HEAD, padding=0)  # ten headings must fit in 80 columns
-    for name in _COLUMNS:
+    for name in _HEADS:
         left, word = name in ("stream", ""), max(map(len, name.split(" ")))
         shown.add_column(name, justify="left" if left else "right", overflow="fold", min_width=word)
     for name, store in index.streams.items():
         counts, _ = store.progress()
         if not counts:
-            shown.add_row(printable(name), *[""] * (len(_COLUMNS) - 2), "begins")
+            shown.add_row(printable(name), *[""] * (len(_HEADS) - 2), "begins")
             continue
         wall_s = max(counts["wall_s"], 1e-9)
         setting = list(store.networks().values())[-1]
@@ -59,9 +48,7 @@ def table(index: VideoIndex) -> Table:
             f"{counts['time_s']:.0f} s",
             f"{counts['frames']}",
             f"{counts['objects'] / wall_s:.0f}",
-            f"{counts['clusters']}",
-            f"{counts['backlog']}",
-            f"{counts['dropped']}",
+            *(f"{counts[key]}" for key in ("clusters", "backlog", "dropped")),
             f"{counts['time_s'] / wall_s:.0f}",
             f"{share:.2%}",
             "done" if counts["done"] else "",

@@ -46,7 +46,7 @@ class TrialData:
             raise ConfigError("validate=… or transform=… without data=…: give data=…")
 
     def kept(self) -> dict[str, Any]:
-        return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
+        return {"data": [len(self.data), self.validates, self.chunk]} if self.data is not None else {}
 
     def code(self) -> dict[str, Any]:
         """Return the objects whose code must be the same when the search continues."""
@@ -54,24 +54,10 @@ class TrialData:
 
     def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> "SharedData | None":
         """Start to prepare the data; None if there are none. `tell` sends a message to the process on a device."""
-        if self.data is None:
-            return None
-        passes = core.left(0, 0.0) if core.terms.time_attr in ("training_iteration", "epoch") else math.inf
-        source = Source(self.data, self.validate, self.transform, self.validate_transform)
-        stream = Stream(len(self.data), self._validates, self.chunk, core.terms.seed)
-        return SharedData(
-            place,
-            source,
-            stream,
-            tell=tell,
-            room_bytes=self.data_bytes,
-            share=self.share,
-            passes=passes,
-            preprocessors=self.preprocessors,
-        )
+        return SharedData(self, place, core, tell) if self.data is not None else None
 
     @property
-    def _validates(self) -> int:
+    def validates(self) -> int:
         return len(self.validate) if self.validate is not None else 0
 
 
@@ -167,42 +153,34 @@ class DataReader:
 class SharedData:
     """The engine's side of the data: the index of the chunks, their memory, and the preprocessors.
 
-    `passes` is the number of epochs of the longest trial. Raises `DataError` if the first sample cannot be read or
-    transformed. Raises `ConfigError` if the data cannot be sent to a process or do not fit into the memory.
+    Raises `DataError` if the first sample cannot be read or transformed. Raises `ConfigError` if the data cannot be
+    sent to a process or do not fit into the memory.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        source: Source,
-        stream: Stream,
-        *,
-        tell: Callable[[int, Any], None],
-        room_bytes: float | None = None,
-        share: bool = True,
-        passes: float = float("inf"),
-        preprocessors: int | None = None,
-    ) -> None:
+    def __init__(self, data: TrialData, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> None:
         self.cpu_s = 0.0
         self.prepared = self.read = 0  # chunks
         self.failure: DataError | None = None
         self._place = place
-        self._source = source
-        self._stream = stream
+        self._source = Source(data.data, data.validate, data.transform, data.validate_transform)
+        self._stream = stream = Stream(len(data.data), data.validates, data.chunk, core.terms.seed)
         self._tell = tell
         self._makers: dict[str, Linked] = {}
         self._idle: list[str] = []
         self._deaths: dict[int, int] = {}
         self._started = 0
-        self._most = preprocessors or place.cores
+        self._most = data.preprocessors or place.cores
         # Also without sharing: a first sample that cannot be read raises here, before any trial starts.
-        probed = look(place, source)
+        probed = look(place, self._source)
         self._ring: Ring | None = None
-        if not share:
+        if not data.share:
             return
         if not place.shares_memory:
             raise ConfigError("data: an engine without shared memory does not share data: give share=False")
-        room = min(DATA_BYTES, psutil.virtual_memory().available / 10) if room_bytes is None else room_bytes
+        room: float | None = data.data_bytes
+        if room is None:
+            room = min(DATA_BYTES, psutil.virtual_memory().available / 10)
+        passes = core.left(0, 0.0) if core.terms.time_attr in ("training_iteration", "epoch") else math.inf
         chunk_bytes = stream.chunk * sum(field.nbytes for field in probed.layout)
         slots = slots_for(room, chunk_bytes, stream.per_pass, len(place.devices), AHEAD, passes)
         self.shelf = SampleCache(slots, stream.per_pass, AHEAD)

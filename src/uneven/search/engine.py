@@ -146,7 +146,7 @@ class Pool:
                 now_s = time.monotonic()
                 if now_s - looked_s >= LOOK_S:
                     looked_s = now_s
-                    self._end_hanging(now_s)
+                    self._end_hanging()
                     if control.listen():
                         self._fill()
                     self.show(self.snapshot())
@@ -254,7 +254,7 @@ class Pool:
             return
         what, trial, *rest = message
         if what == "report":
-            self._reported(slot, trial, *rest)
+            self._reported(trial, *rest)
         elif what == "saved":
             self.core.saved(trial, rest[0])
             self._tidy(self.core.trials[trial])
@@ -271,7 +271,7 @@ class Pool:
                 self._ended(trial, here, *rest)
             self._fill()
 
-    def _reported(self, slot: Slot, trial: int, t: float, metrics: dict[str, float], told: Mapping[str, Any]) -> None:
+    def _reported(self, trial: int, t: float, metrics: dict[str, float], told: Mapping[str, Any]) -> None:
         one, metric = self.core.trials[trial], metrics.get(self.core.terms.metric)
         here = self.slots.devices_of(trial)
         self.own_cpu_s += told.get("prepared_s", 0.0)
@@ -404,7 +404,7 @@ class Pool:
             self._failed(slot, f"its process {words}", lost=not slot.spoke)
         self._fill()
 
-    def _end_hanging(self, now_s: float) -> None:
+    def _end_hanging(self) -> None:
         for slot in list(self.slots.all):
             # A process that starts imports torch first, which takes long on a busy machine.
             limit_s = self.timeout_s if slot.spoke else max(self.timeout_s, START_S)

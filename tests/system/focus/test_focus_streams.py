@@ -21,7 +21,7 @@ from uneven.focus.index import StreamStore
 from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LadderRung
 from uneven.focus.start import Update
-from uneven.focus.supervise import _COLUMNS, table
+from uneven.focus.supervise import _HEADS, table
 
 QUICK = focus.Wanted(sample_s=160, epochs=4, ladder=(LadderRung(4, 16),), named=(3,), devices=1, confidence=0)
 
@@ -128,7 +128,7 @@ def test_the_headings_of_the_table_fit_a_terminal(streams: tuple[Path, list[Upda
     screen = io.StringIO()
     Console(file=screen, width=80).print(table(focus.load_index(tmp_path)))
     shown = screen.getvalue()
-    for word in (*" ".join(_COLUMNS).split(), "172800"):
+    for word in (*" ".join(_HEADS).split(), "172800"):
         assert word in shown
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -79,30 +79,16 @@ def _slices(one: Iteration, timing: Timing, start_us: float) -> Iterator[Event]:
     for name in PHASES:
         length_us = getattr(timing, f"{name}_s") * 1e6
         if length_us > 0:
-            yield {
-                "ph": "X",
-                "pid": _WORKERS,
-                "tid": timing.rank + 1,
-                "cat": "step",
-                "name": name,
-                "ts": _us(start_us),
-                "dur": _us(length_us),
-                "args": args,
-            }
+            yield {"ph": "X", **_of(timing.rank, "step", name, start_us), "dur": _us(length_us), "args": args}
             start_us += length_us
 
 
 def _flag(rank: int, at_us: float, name: str, message: str) -> Event:
-    return {
-        "ph": "i",
-        "s": "t",
-        "pid": _WORKERS,
-        "tid": rank + 1,
-        "cat": "event",
-        "name": name,
-        "ts": _us(at_us),
-        "args": {"message": message},
-    }
+    return {"ph": "i", "s": "t", **_of(rank, "event", name, at_us), "args": {"message": message}}
+
+
+def _of(rank: int, category: str, name: str, at_us: float) -> Event:
+    return {"pid": _WORKERS, "tid": rank + 1, "cat": category, "name": name, "ts": _us(at_us)}
 
 
 def _meta(what: str, process: int, thread: int, **args: Any) -> Event:

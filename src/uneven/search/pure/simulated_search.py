@@ -62,9 +62,8 @@ def simulate(
     helps: Helps = lambda devices: 1.0,
     placer: Placer | None = None,
     step: float = 1.0,
-    most_units: float = math.inf,
 ) -> SimulatedSearch:
-    """Simulate a search to its end, or until all trials together have trained `most_units`; trials report each `step`.
+    """Simulate a search to its end; trials report each `step`.
 
     Raises `ConfigError` if there are no devices, or a speed is not above zero.
     """
@@ -72,7 +71,7 @@ def simulate(
         raise ConfigError(f"speeds={list(speeds)}: give at least one device, and each a speed above zero")
     pool = VirtualPool(core, tuple(speeds), costs, Dispatch(core, placer or Placer(), len(speeds)), step, helps)
     pool.fill()
-    while pool.queue and pool.played.units < most_units:
+    while pool.queue:
         trial, devices, t, seconds = pool.next()
         metric = curves(trial, t)
         more = {"device": devices[0], "seconds": round(seconds, 6)} | ({"beside": devices[1:]} if devices[1:] else {})

@@ -98,7 +98,6 @@ class Groups:
 
     def __init__(self) -> None:
         self._active: set[int] = set()
-        self._generation = -1
         self._by_generation: dict[int, ByMembers[Group]] = {}
         self._with: dict[int, list[Group]] = {}
         # At their own pace, so the steps of two of them are in different generations at the same time.

@@ -173,14 +173,7 @@ class _World:
             tables=tables,
         )
         self._faults = Faults(
-            spec,
-            stage,
-            exchanges,
-            shares,
-            hire=self._hire,
-            begin=self._steps.begin,
-            tell=self._tell,
-            changed=self._members_changed,
+            spec, stage, exchanges, shares, self._hire, self._steps.begin, self._tell, self._members_changed
         )
 
     def play(self) -> Outcome:
