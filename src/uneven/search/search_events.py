@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from uneven.errors import CheckpointError, ConfigError, reason
+from uneven.errors import CheckpointError, ConfigError, access, reason
 from uneven.fleet.engine.fleet_state import locked
 from uneven.policy.core.plain import Amount, Count, read
 from uneven.runtime.jobs.begun import write_json
@@ -51,10 +51,8 @@ class SearchLog:
 
     def __init__(self, directory: Path) -> None:
         path = directory / EVENTS
-        try:
+        with access(f"write {path}"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {reason(error)}") from error
         # A kill during a write leaves a partial last line; the next event must not be appended to it.
         os.ftruncate(self._file, len(_whole(path)))
 

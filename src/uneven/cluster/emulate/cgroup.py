@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.cluster.emulate.pure import names
-from uneven.errors import LaunchError
+from uneven.errors import LaunchError, access
 
 PERIOD_S = 0.01
 LEAST_QUOTA_S = 0.001  # the kernel's minimum; a smaller share has a longer period
@@ -222,10 +222,8 @@ def _remove_empty(group: Path) -> None:
 
 
 def _make(group: Path) -> None:
-    try:
+    with access(f"make the control group {group}", LaunchError):
         group.mkdir()
-    except OSError as error:
-        raise LaunchError(f"cannot make the control group {group}: {error.strerror}") from error
 
 
 def _write(file: Path, text: str) -> None:

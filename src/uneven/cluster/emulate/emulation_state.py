@@ -19,7 +19,7 @@ from pathlib import Path
 
 from uneven.cluster.emulate import cgroup
 from uneven.cluster.emulate.pure import names
-from uneven.errors import LaunchError
+from uneven.errors import LaunchError, access
 from uneven.runtime.system import lock
 
 FOLDER = Path("/run/uneven")
@@ -115,14 +115,12 @@ def _owners(folder: Path) -> Iterator[Owner]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    try:
+    with access(f"write {folder}", LaunchError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
         if about.st_uid != os.geteuid() or about.st_mode & 0o022:
             raise LaunchError(f"{folder} is writable by users other than {os.geteuid()}: remove it")
         held = (folder / "lock").open("w")
-    except OSError as error:
-        raise LaunchError(f"cannot write {folder}: {error.strerror}") from error
     with held:
         lock(held, wait=True)
         yield

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from uneven.errors import CheckpointError, ConfigError, reason
+from uneven.errors import CheckpointError, ConfigError, access, reason
 from uneven.fleet.pure.converge import Epoch, History
 from uneven.fleet.pure.planning.rates import Rates
 from uneven.policy.core.plain import Amount, Count, Misfit, Range, read
@@ -142,14 +142,12 @@ def save(directory: Path, state: RunState) -> None:
     """Replace the state. Raises `CheckpointError` if it cannot be written."""
     path = directory / STATE
     part = path.with_suffix(".part")
-    try:
+    with access(f"write {path}", CheckpointError):
         with part.open("w", encoding="utf-8") as file:
             json.dump({"schema": SCHEMA, **asdict(state)}, file)
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a power loss could leave an empty file
         part.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
 def tidy(folder: Path, keep: set[int]) -> None:

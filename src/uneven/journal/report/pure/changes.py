@@ -110,23 +110,18 @@ def _maps(run: RunData, series: Mapping[int, WorkerSeries], scale: float, unit: 
     ]
 
 
+def _across(first: int, end: int) -> dict[str, Any]:
+    return {"xref": "x", "yref": "paper", "x0": first, "x1": end, "y0": 0, "y1": 1}
+
+
 def _band(first: int, end: int, phase: str) -> dict[str, Any]:
-    where = {"xref": "x", "yref": "paper", "x0": first, "x1": end, "y0": 0, "y1": 1}
-    return {"type": "rect", "layer": "below", "fillcolor": PHASES[phase], "line": {"width": 0}} | where
+    return {"type": "rect", "layer": "below", "fillcolor": PHASES[phase], "line": {"width": 0}, **_across(first, end)}
 
 
 def _key(phase: str) -> Figure:
     # A trace without points: it only adds a line to the legend.
     mark = {"color": PHASES[phase], "size": 14, "symbol": "square", "line": {"color": "#bbb", "width": 1}}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [None],
-        "y": [None],
-        "name": phase,
-        "marker": mark,
-        "hoverinfo": "skip",
-    }
+    return draw.marks([None], [None], phase, mark, hoverinfo="skip")
 
 
 def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -135,19 +130,8 @@ def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str
         [(event.iteration, f"{event.event}: {event.message}") for event in run.events if event.event in CLUSTER]
         + [(change.border, change.why) for change in run.changes.all]
     )
-    lines = [
-        {
-            "type": "line",
-            "xref": "x",
-            "yref": "paper",
-            "x0": iteration,
-            "x1": iteration,
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "#555", "width": 1.2, "dash": "dash"},
-        }
-        for iteration, _ in happened
-    ]
+    look = {"color": "#555", "width": 1.2, "dash": "dash"}
+    lines = [{"type": "line", **_across(iteration, iteration), "line": look} for iteration, _ in happened]
     labels: list[dict[str, Any]] = []
     level, before = 0, -float("inf")
     for iteration, words in happened if len(happened) <= _LABELS else []:

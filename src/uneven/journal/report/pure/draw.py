@@ -41,6 +41,11 @@ def line(x: Column, y: Column, name: str, tint: str, *, marks: bool = False) -> 
     }
 
 
+def marks(x: Sequence[float | None], y: Sequence[float | None], name: str, marker: Figure, **more: Any) -> Figure:
+    """Return marks at some points; ``more`` are further keys of the trace."""
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "name": name, "marker": marker, **more}
+
+
 def layout(y_title: str, *, x_title: str = "iteration", height: int = 320) -> Figure:
     """Return the layout of one picture with its axes; heights in pixels."""
     return {

@@ -58,16 +58,14 @@ def _marks(run: RunData, zero_s: float) -> list[Figure]:
             how = "told" if worker in run.told_to_leave else "lost"
             found.setdefault(how, []).append((change.at_s - zero_s, worker, _hover(run, change)))
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [draw.rounded(at_s) for at_s, _, _ in found[how]],
-            "y": [worker for _, worker, _ in found[how]],
-            "name": words,
-            "marker": {"symbol": symbol, "size": 11, "color": tint, "line": {"color": "#fff", "width": 1}},
-            "hovertext": [text for _, _, text in found[how]],
-            "hoverinfo": "text",
-        }
+        draw.marks(
+            [draw.rounded(at_s) for at_s, _, _ in found[how]],
+            [worker for _, worker, _ in found[how]],
+            words,
+            {"symbol": symbol, "size": 11, "color": tint, "line": {"color": "#fff", "width": 1}},
+            hovertext=[text for _, _, text in found[how]],
+            hoverinfo="text",
+        )
         for how, (symbol, tint, words) in _ENDS.items()
         if how in found
     ]
