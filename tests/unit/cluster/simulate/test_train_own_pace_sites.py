@@ -88,12 +88,13 @@ class Accounted(Watched):
 
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
         super().computes(rank, iteration, samples, at_s)
-        none = torch.zeros_like(self._first)
+        initial = self.sgd.task.initial()
+        none = torch.zeros_like(initial)
         for site in ((0, 1), (2,), (3,)):
             copy, first = self._copies.of(site), site[0]
             own = sum((self.pushed.get(one, none) for one in site), none)
             heard, sent, held = self.heard.get(first, none), self.sent.get(first, none), copy.parameters - copy.shared
-            torch.testing.assert_close(copy.parameters, self._first + own + heard, rtol=0, atol=1e-12)
+            torch.testing.assert_close(copy.parameters, initial + own + heard, rtol=0, atol=1e-12)
             torch.testing.assert_close(own, sent + held, rtol=0, atol=1e-12)
             self.most_held = max(self.most_held, float(held.abs().max()))
             self.compared += 1
