@@ -57,9 +57,8 @@ class Clusters:
         self._ids = np.full(most + 1, -1, np.int64)
         self._sizes = np.zeros(most + 1, np.int64)
         self._used = np.zeros(most + 1, np.int64)  # the time of the last join, counted in objects
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            "centroids": self._centroids, "ids": self._ids, "sizes": self._sizes, "used": self._used
-        }  # fmt: skip
+        self._columns: dict[str, npt.NDArray[Any]] = {"centroids": self._centroids, "ids": self._ids}
+        self._columns |= {"sizes": self._sizes, "used": self._used}
         self._active = 0
         self._clock = 0
 
