@@ -112,6 +112,7 @@ class BackgroundMembers(AgreedMembers):
         self._says = self._next_word = NONE  # announced with the newest merge, and with the next one
         self._news = 0  # the detector's counter at the newest merge
         self._rested = self._out = False
+        self._open = True  # whether a merge may admit newcomers
         self._later: list[tuple[Generation, float]] = []  # generations of the round under way
         self.membership.watch.listener = _nothing  # without a listener the detector does not count changes
 
@@ -144,6 +145,7 @@ class BackgroundMembers(AgreedMembers):
         # A member that rests is on its way to an evaluation or to the end. A newcomer must get its place from a member
         # in the loop.
         open_ = IDLE not in said
+        self._open = open_ or self._rested
         if not (LEAVING in said or (JOIN_PENDING in said and open_)):
             return
         # After a recovery of this exchange the members have already changed here.
@@ -165,7 +167,7 @@ class BackgroundMembers(AgreedMembers):
     # ---------------------------------------------------------------- in the training thread
     @property
     def urgent(self) -> bool:
-        return self.membership.watch.news != self._news or self.membership.somebody_asks
+        return self.membership.watch.news != self._news or (self._open and self.membership.somebody_asks)
 
     def step_over(self) -> None:
         self.take_up()

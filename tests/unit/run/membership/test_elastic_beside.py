@@ -140,6 +140,20 @@ def test_a_newcomer_is_let_in_by_the_loop_and_not_on_the_way_to_an_evaluation(cr
     assert one.sum == new.sum == 6.0
 
 
+def test_a_request_to_join_keeps_no_worker_from_the_end_of_an_epoch(crew: Crew) -> None:
+    one, two = crew.founders(2)
+    crew.worker(4, 2).membership.board.ask(4, {})
+    with ThreadPoolExecutor(1) as pool:
+        rests = pool.submit(two.elastic.rest)
+        while not one.membership.somebody_asks:
+            time.sleep(0.005)
+        quiet = any(one.elastic.tend() for _ in range(20))
+        one.elastic.rest()
+        rests.result(60.0)
+    assert quiet, "each merge led to another one, which admitted no worker"
+    assert one.elastic.urgent, "no worker rests now, so the request counts again"
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_of_a_lost_worker_all_that_is_in_no_merge_comes_again(crew: Crew, begun: bool) -> None:
     one, two = crew.founders(2)
