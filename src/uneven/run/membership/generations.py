@@ -291,8 +291,8 @@ class Membership:
     def part_company(self, serve: Callable[[], object]) -> None:
         """Wait until all members have reached their end, because one may still need this one's tensors.
 
-        ``serve`` is called when a member has given up the generation. Raises PeerError if a member does not come in
-        time.
+        ``serve`` is called when a member has given up the generation, or has left it without the others' statements.
+        Raises PeerError if a member does not come in time.
         """
         self.board.write(f"through/{self.worker}", "")
         until_s = time.monotonic() + self.timeout_s
@@ -301,7 +301,7 @@ class Membership:
             if not open_ or set(open_) <= set(self.board.dead(open_)):
                 self.board.write("over", "")
                 return
-            if self.lost():
+            if self.lost() or self.board.look(f"generation/{self.generation.number + 1}") is not None:
                 serve()
                 until_s = time.monotonic() + self.timeout_s
             if time.monotonic() > until_s:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,23 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
         assert here.circle("exchanges").size == 1
     finally:
         here.close()
+
+
+def test_a_worker_at_its_end_does_not_wait_for_one_that_leaves_only_now() -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    one, two = crew = [Membership(worker, 2, (1, 2), connect, silence_s=0.0, timeout_s=20.0) for worker in range(2)]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            ends = pool.submit(one.part_company, partial(one.follow, closing=True))
+            while two.board.look("through/0") is None:
+                time.sleep(0.005)
+            two.follow(leaving=True)
+            ends.result(60.0)
+        assert one.generation.left == (1,)
+    finally:
+        for it in crew:
+            it.close()
 
 
 @pytest.mark.parametrize(
