@@ -82,8 +82,9 @@ class Board:
 
     def admit(self, workers: Iterable[int], generation: int) -> None:
         """Admit workers that have asked. Idempotent."""
+        those = {*workers}
         for place, (worker, _) in self._asks.items():
-            if worker in workers:
+            if worker in those:
                 self.write_once(f"admitted/{place}", str(generation))
 
     def asking(self) -> dict[int, dict[str, Any]]:

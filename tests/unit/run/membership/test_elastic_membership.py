@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # its stubs say that they are private
 
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Generation
@@ -106,6 +106,14 @@ def test_a_connection_that_fails_in_time_costs_one_descriptor() -> None:
         os.close(reads)
         os.close(writes)
     assert there == 2 * len(stores), "both ends are here"
+
+
+def test_all_newcomers_of_a_generation_are_admitted_in_any_order() -> None:
+    board = Board(HashStore())
+    keys = [board.ask(one, {}) for one in (1, 2)]
+    board.asking()
+    board.admit(map(int, ["2", "1"]), 1)
+    assert [board.look(key) for key in keys] == ["1", "1"]
 
 
 def test_a_newcomer_gets_the_state_of_the_run_from_its_own_site() -> None:
