@@ -8,9 +8,10 @@ import pytest
 from support.shards import LocalShards
 from uneven.errors import PeerError
 from uneven.runtime.parameter_server import Client, table_of
+from uneven.runtime.parameter_server.pure.conversation import Held, Link
 from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
-from uneven.runtime.parameter_server.pure.wire import Kind, Message, encode
+from uneven.runtime.parameter_server.pure.wire import Entry, Kind, Message, encode
 
 START = np.zeros(6)
 
@@ -101,3 +102,14 @@ def test_one_that_says_again_that_it_is_gone_is_not_waited_for() -> None:
     one.close()
     gone.close()
     shards.close()
+
+
+def test_a_rejected_update_is_no_answer_about_one_that_is_gone() -> None:
+    one = Link(0, 77, 0, 1, Held(0, (np.zeros(1),)), life=7)
+    update, _ = one.request(Kind.PUSH, clock=1, value=1.0, vector=(np.full(1, np.nan),))
+    removal, _ = one.request(Kind.BURY, clock=0, value=0.0, extra=1)
+    pull, _ = one.request(Kind.PULL, clock=0, value=20.0)
+    _, answers = one.receive(Message(kind=Kind.REFUSED, rank=0, number=update, life=7))
+    assert [number for number, _ in answers] == [update, pull]
+    buried = Message(kind=Kind.BURIED, rank=0, number=removal, life=7, entries=(Entry(1, False, 0, 0),))
+    assert one.receive(buried) == ([], [(removal, buried)])

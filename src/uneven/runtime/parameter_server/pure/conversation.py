@@ -164,8 +164,8 @@ class Link:
         return self._all(refusal, after=request.number)
 
     def _all(self, answer: Message, after: int = 0) -> list[tuple[int, Message]]:
-        """Return one answer for all requests after a rejected greeting or update."""
-        found = [number for number in self.waiting if number > after]
+        """Return one answer for all requests after a rejected greeting or update, except removals after an update."""
+        found = [at for at, one in self.waiting.items() if at > after and not (after and one.kind is Kind.BURY)]
         for number in found:
             del self.waiting[number]
         return [(number, answer) for number in found]
