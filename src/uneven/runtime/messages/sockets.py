@@ -4,6 +4,7 @@ This module has keys, addresses and the wait for messages; an :class:`Answering`
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from uneven.runtime.messages.keys import Keys, address, local_target, publish, s
 LOOPBACK = "tcp://127.0.0.1"
 _DOMAIN = b"uneven"
 _TICK_S = 0.05
+_LATE_S = 1.0  # a tick that is later than this is put off
+_CATCHES_UP_S = 2.0  # by this time, in which each worker sends four heartbeats
 FRAME_BYTES = 8 << 20  # the largest frame: twice a piece of either protocol, because encryption adds overhead
 _QUEUE = 64  # the messages that may wait for one worker. It asks again for lost replies.
 
@@ -122,7 +125,7 @@ class ShardSockets:
             poller.register(socket, zmq.POLLIN)
         if self._posts is not None:
             poller.register(self._posts.fd, zmq.POLLIN)
-        next_tick_s = 0.0
+        next_tick_s, late_s = 0.0, math.inf
         while not ended():
             ready = dict(poller.poll(0 if self.shard.busy else int(1e3 * _TICK_S)))
             if self._guard in ready:
@@ -134,9 +137,14 @@ class ShardSockets:
                 if socket in ready:
                     self._take(socket)
             self._take_posts()
-            if self.shard.busy or time.monotonic() >= next_tick_s:
-                next_tick_s = time.monotonic() + _TICK_S
-                self._send(self.shard.tick(time.monotonic()))
+            now_s = time.monotonic()
+            if now_s > next_tick_s + late_s:
+                # This process was stopped, so messages of live workers wait in the sockets. At most once in a row:
+                # otherwise a slow shard would never tick.
+                next_tick_s, late_s = now_s + _CATCHES_UP_S, math.inf
+            elif now_s >= next_tick_s or (self.shard.busy and late_s < math.inf):
+                self._send(self.shard.tick(now_s))
+                next_tick_s, late_s = time.monotonic() + _TICK_S, _LATE_S
 
     def close(self) -> None:
         if self._monitor is not None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
+from uneven.runtime.messages import sockets
 from uneven.runtime.messages.keys import local_target, publish
-from uneven.runtime.parameter_server import ZmqLine, make_keys
+from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
+from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Kind, Message, decode, encode
 
 
@@ -63,6 +68,30 @@ def test_an_end_is_heard_at_once_however_many_calls_came_before(line: ZmqLine) -
     line.close()
     assert not line._thread.is_alive()
     assert ear.error is None
+
+
+def test_a_shard_that_was_stopped_itself_reads_what_waits_before_it_counts_a_worker_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path)
+    at_s = [0.0]
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: at_s[-1]))
+    shard = Shard(7, range(2))
+    serving = sockets.ShardSockets(tmp_path, 0, sockets.LOOPBACK, shard, encode)
+    line, table = partial(ZmqLine, tmp_path, 1, beat_s=0.05), table_of([(1,)], "float64", 1)
+    clients = [Client(rank, table, [np.zeros(1)], line()) for rank in range(2)]
+    later_s = iter([20.0, 23.0])
+
+    def ended() -> bool:  # once a turn; the clock jumps when the shard has heard both
+        if {one.heard_s for one in shard._crew.values()} == {at_s[-1]} and shard.serving and len(at_s) < 3:
+            at_s.append(next(later_s))
+        return shard._now_s == 23.0
+
+    serving.serve(ended)
+    serving.close()
+    for one in clients:
+        one.close()
+    assert (shard.counts["left"], [shard.here(rank) for rank in range(2)]) == (0, [True, True])
 
 
 class Pinger:
