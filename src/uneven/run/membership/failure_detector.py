@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from uneven.runtime.membership_board import NEWS, STARTS_WITHIN_S, WORKERS, Board
+from uneven.runtime.membership_board import CLOSED, NEWS, SESSION, STARTS_WITHIN_S, WORKERS, Board
 from uneven.runtime.system import in_forks
 
 _MOST = 256  # connections that a worker accepts; more wait in the kernel
@@ -204,11 +204,13 @@ class FailureDetector:
         return {one: self._listens[one] for one in others if one in self._listens}
 
     def _bury(self, ended: dict[int, float], now_s: float) -> None:
-        """Report workers whose processes have ended if their launcher has not, and if they did not leave."""
+        """Report workers whose connections have ended if their launcher has not, and if they did not leave."""
         for one in [one for one, at_s in ended.items() if now_s - at_s > _SAID_WITHIN_S]:
             del ended[one]
             if not self._board.any_of(("through", "left"), one):
-                self._board.remove_member(one, "its process has ended, and its launcher with it")
+                # An error closes the session some time before the process ends and its launcher can report it.
+                closed = self._board.look(f"{SESSION}/{one}") == CLOSED
+                self._board.remove_member(one, _ERROR if closed else "its process has ended, and its launcher with it")
 
     def _look_after(self, beats: dict[int, tuple[int, float]], now_s: float, slept: bool) -> None:
         for one in self.members:
@@ -224,6 +226,8 @@ class FailureDetector:
                 del beats[one]
                 self._board.bury_silent(one, limit_s)
 
+
+_ERROR = "its session ended with the error in its output"
 
 _BEATS = 40  # heartbeats within `silence_s`
 

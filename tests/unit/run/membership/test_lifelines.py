@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.run.membership.failure_detector import FailureDetector, PeerConnections
-from uneven.runtime.membership_board import DEAD, NEWS, Board
+from uneven.runtime.membership_board import CLOSED, DEAD, NEWS, OPEN, SESSION, Board
 
 
 def _live(say: Connection, with_child: bool) -> None:
@@ -115,14 +115,24 @@ def test_those_who_have_hung_up_make_room() -> None:
     own.close()
 
 
-def test_a_worker_that_was_killed_with_its_launcher_is_buried_long_before_it_was_silent(other: Other) -> None:
+@pytest.mark.parametrize(
+    ("session", "why"),
+    [
+        (OPEN, "its process has ended, and its launcher with it"),
+        (CLOSED, "its session ended with the error in its output"),
+    ],
+)
+def test_a_worker_that_ends_without_its_launcher_is_buried_long_before_it_was_silent(
+    other: Other, session: str, why: str
+) -> None:
     board = Board(HashStore())
     board.write("lifeline/1", other.address)
+    board.write(f"{SESSION}/1", session)
     watch = FailureDetector(Board(board.store), 0, (0, 1), silence_s=20.0)
     until(lambda: 1 in watch._lifelines._lines)
     other.kill()
     until(lambda: board.look(f"{DEAD}/1"))
-    assert board.look(f"{DEAD}/1") == "its process has ended, and its launcher with it"
+    assert board.look(f"{DEAD}/1") == why
     watch.close()
 
 
