@@ -56,7 +56,6 @@ class Played:
     left: int  # processes that remained after the end of the run
     over: bool  # True if it came to its end
     said: str = ""  # the end of the output of launchers and workers, if it did not
-    since_s: float = 0.0  # when the trace began; 0 without one
 
 
 class Player:
@@ -311,7 +310,7 @@ class Player:
         self.orders.end(last)
         return self.wait(lambda: not self.logs.alive(), _ENDS_WITHIN_S) and there
 
-    def played(self, over: bool, since_s: float = 0.0) -> Played:
+    def played(self, over: bool) -> Played:
         """Return the result, after all processes of the run have ended."""
         self.arm.close_head()
         self.wait(lambda: not any(True for _ in running(self.arm.folder)), _GONE_WITHIN_S if over else 0.0)
@@ -323,7 +322,6 @@ class Player:
             left=left if over else 0,
             over=over,
             said="" if over else self.arm.said()[-_SAID:],
-            since_s=since_s,
         )
 
 

@@ -73,10 +73,10 @@ def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) 
     )  # fmt: skip
 
 
-def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
+def synthetic(have: Pictures, seconds: int) -> Scene:
     """Return the stream as a scene; its first half is the sample."""
     return Scene(
-        source=stream(have, seconds, seed),
+        source=stream(have, seconds, seed=0),
         truth=Truth(have.network, side=SIDE),
         learn_s=seconds / 4,
         check_s=seconds / 4,

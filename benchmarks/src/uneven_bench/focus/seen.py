@@ -72,10 +72,6 @@ class ScenePart:
     small: npt.NDArray[np.uint8]  # of each frame with objects, uint8 [frames, h, w]; in the order of ``frames``
     frames: npt.NDArray[np.int64]
 
-    def share(self, label: int) -> float:
-        """Return the share of frames with an object of this class."""
-        return len(np.unique(self.seen.frame[self.seen.label == label])) / max(1, len(self.frames))
-
 
 @dataclass(slots=True)
 class SceneSeen:

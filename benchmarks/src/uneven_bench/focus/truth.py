@@ -146,12 +146,11 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uneven" / "bench-focus"
 
 
-def quality(network: Expensive, crops: Crops, labels: npt.NDArray[np.int64], views: bool = True) -> float:
-    """Return the share of crops [n, side, side, 3] that it names rightly; ``views=False`` uses one view of each."""
+def quality(network: Expensive, crops: Crops, labels: npt.NDArray[np.int64]) -> float:
+    """Return the share of crops [n, side, side, 3] that it names rightly."""
     right = 0
     with torch.inference_mode():
         for at in range(0, len(crops), 256):
-            given = as_input(crops[at : at + 256])
-            said = network(given) if views else network.logits(F.interpolate(given, (32, 32)))
+            said = network(as_input(crops[at : at + 256]))
             right += int((said.argmax(1).numpy() == labels[at : at + 256]).sum())
     return right / len(crops)

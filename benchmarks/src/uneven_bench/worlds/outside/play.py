@@ -39,14 +39,11 @@ def summary(points: Sequence[SourcePoint]) -> SourceErrors:
     return SourceErrors(len(points), statistics.median(sizes), statistics.median(errors), max(sizes))
 
 
-def cluster(
-    name: str, nodes: Iterable[Node], batch: int, gradient_bytes: int, base: ClusterSpec | None = None
-) -> ClusterSpec:
-    """Return a cluster in which each node takes ``batch`` samples; other keys of the workload are those of ``base``."""
-    made = tuple(nodes)
-    spec = base or ClusterSpec(name=name, nodes=made)
-    workload = replace(spec.workload, global_batch=batch * len(made), gradient_bytes=gradient_bytes)
-    return replace(spec, name=name, nodes=made, workload=workload)
+def cluster(name: str, nodes: Iterable[Node], batch: int, gradient_bytes: int) -> ClusterSpec:
+    """Return a cluster in which each node takes ``batch`` samples."""
+    spec = ClusterSpec(name=name, nodes=tuple(nodes))
+    workload = replace(spec.workload, global_batch=batch * len(spec.nodes), gradient_bytes=gradient_bytes)
+    return replace(spec, workload=workload)
 
 
 def same_step(seconds: float, batch: int) -> Measured:
