@@ -6,23 +6,13 @@ Every arm trains the same network on the same samples. Each worker logs the time
 
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from uneven_bench.elastic import arms, cases, figures
-from uneven_bench.elastic.cases import (
-    CUT,
-    NAMES,
-    OVERHEAD,
-    QUICK,
-    SIZES,
-    SPOT,
-    TOGETHER,
-    TORCHFT,
-    Case,
-    PlannedFault,
-)
+from uneven_bench.elastic.cases import CUT, NAMES, OVERHEAD, QUICK, SIZES, SPOT, TOGETHER, TORCHFT, Case, PlannedFault
 from uneven_bench.elastic.figures import JudgedRun
 from uneven_bench.elastic.machines import Machines, why_no_machines
 from uneven_bench.elastic.play import Played, playing
@@ -116,9 +106,7 @@ def _played(
 
 
 def _folders(parent: Path) -> Iterator[Path]:
-    number = 0
-    while True:
+    for number in count():
         folder = parent / str(number)
         folder.mkdir()
         yield folder
-        number += 1

@@ -19,15 +19,10 @@ from uneven_bench.elastic.workload import CountedWorkload, weights
 
 def replay(workload: CountedWorkload, steps: Sequence[LoggedStep]) -> list[torch.Tensor]:
     """Return the parameters after these steps, in the order of :func:`uneven_bench.elastic.workload.weights`."""
-    model = workload.model()
-    optimizer = workload.optimizer(model)
-    data = workload.data()
+    worker = ReplayedWorker(workload)
     for step in steps:
-        x, y, _ = data[list(step.ids)]
-        F.cross_entropy(model.layers(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return list(weights(model))
+        worker.step(step.ids)
+    return list(weights(worker.model))
 
 
 class ReplayedWorker:

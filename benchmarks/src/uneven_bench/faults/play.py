@@ -17,7 +17,6 @@ from uneven_bench.harness.marked import marked_script, named, running, sweep
 _STARTS_WITHIN_S = 120.0
 _GONE_WITHIN_S = 5.0
 _ENDLESS = 1_000_000  # epochs if the launcher gets a signal: workers that do not receive it would train on
-Waiting = Generator[None, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class _Life:
         words += ["-m", "uneven_bench.faults.script", json.dumps(told)]
         return marked_script(words, self._work, self._temporary, "uneven_bench.faults.script")
 
-    def _awaited(self, script: Script, began_s: float) -> Waiting:
+    def _awaited(self, script: Script, began_s: float) -> Generator[None]:
         while script.poll() is None:
             struck_s = self._struck_s()
             if struck_s is None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,10 @@ class Numbered(Dataset[Any]):
 
 def batches(loader: Any, ahead: bool) -> Iterator[Any]:
     """Yield the batches of an epoch; with ``ahead``, each after the next one is fetched."""
-    if not ahead:
+    if ahead:
+        yield from (batch for batch, _ in pairwise(chain(loader, [None])))
+    else:
         yield from loader
-        return
-    coming = iter(loader)
-    held = next(coming, None)
-    while held is not None:
-        following = next(coming, None)
-        yield held
-        held = following
 
 
 def main(told: dict[str, Any]) -> None:

@@ -71,13 +71,9 @@ def _play(
     results = staged(directory, _WORKER, task, some[0].workers, isolated=bool(some[0].mbit_per_s), said=said)
     for one in some:
         result: dict[str, Any] = results[one.name]
-        result["control"] = _control(directory / one.name / OURS, one.settling * one.block)
+        records = journal.read(directory / one.name / OURS).records()
+        result["control"] = [control_share(own) for own in steps_of(records, one.settling * one.block).values()]
         yield one, result
-
-
-def _control(run_directory: Path, first: int) -> list[float]:
-    """Return each worker's share of iteration time for measuring and deciding, from iteration ``first`` on."""
-    return [control_share(steps) for steps in steps_of(journal.read(run_directory).records(), first).values()]
 
 
 def _weighted(result: dict[str, Any]) -> float:

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from uneven.cluster.emulate.pure import names
-from uneven_bench.machines.cases import (
-    BATCH,
-    EPOCHS,
-    HOSTS,
-    OF_LINES,
-    SAMPLES,
-    STORE,
-    UNSENT,
-    MachinesCase,
-    expected,
-)
+from uneven_bench.machines.cases import BATCH, EPOCHS, HOSTS, OF_LINES, SAMPLES, STORE, UNSENT, MachinesCase, expected
 
 _TOO_LATE = "came too late: "
 

@@ -157,16 +157,13 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
 
 
 def _speed(names: Sequence[str], quick: bool, case: str | None, told: Progress) -> dict[str, Any]:
-    names = [name for name in names if _is_here(CASES[name].way)]
+    if find_spec("torchrec") is None:
+        names = [name for name in names if not CASES[name].way.startswith("torchrec")]
     rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else _TIMES.get(case or "", (ROUNDS, _WINDOW_S))
     found: dict[str, list[MeasuredTrainers]] = {name: [] for name in names}
     for _, name in in_turns(told, "measuring", range(rounds), names):
         found[name].append(measure(CASES[name], window_s))
     return judged(found) | {"rounds": rounds, "window_s": window_s}
-
-
-def _is_here(way: str) -> bool:
-    return not way.startswith("torchrec") or find_spec("torchrec") is not None
 
 
 def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
@@ -185,7 +182,9 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
         running = stack.enter_context(
             launch.start(start, run_directory=folder if told_when else None, env=environment, output=folder / "printed")
         )
-        before = _cpu_s(server, after=lambda: _warm(folder, case, running))
+        if server is not None:
+            _warm(folder, case, running)
+        before = _cpu_s(server)
         ending = running.wait(240)
         if ending is None or ending.code:
             raise LaunchError(f"{case} failed:\n{(folder / 'printed').read_text(errors='replace')[-2000:]}")
@@ -201,11 +200,8 @@ def _warm(folder: Path, case: TrainerCase, running: Command) -> None:
             return
 
 
-def _cpu_s(server: ShardKeeper | None, after: Callable[[], None] = lambda: None) -> float:
-    if server is None:
-        return 0.0
-    after()
-    times = [psutil.Process(pid).cpu_times() for pid in server.pids()]
+def _cpu_s(server: ShardKeeper | None) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in (server.pids() if server is not None else ())]
     return sum(one.user + one.system for one in times)
 
 

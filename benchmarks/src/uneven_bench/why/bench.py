@@ -4,7 +4,6 @@ Every run is drawn from a seed: three real workers, joined by gloo, one of them 
 done, on machines drawn from the same seed.
 """
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -118,16 +117,11 @@ def _errors(compared: list[dict[str, float]]) -> dict[str, float] | None:
 
 
 def _played(case: WhyCase) -> Explanation:
-    folder = tempfile.mkdtemp(prefix="uneven-bench-why-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="uneven-bench-why-", ignore_cleanup_errors=True) as folder:
         with _networks(case) as networks, _busy(case):
-            linked = bool(networks)
-            run_ranks(
-                WORKERS, train, asdict(case), folder, networks, timeout_s=_WITHIN_S, join=not linked, fresh=linked
-            )
+            alone = not networks
+            run_ranks(WORKERS, train, asdict(case), folder, networks, timeout_s=_WITHIN_S, join=alone, fresh=not alone)
         return explain(Path(folder), remedies=False)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

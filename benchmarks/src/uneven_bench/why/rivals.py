@@ -7,7 +7,6 @@ the script with TraceML's two calls. Both judge at the end of the run.
 import json
 import os
 import random
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -36,6 +35,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 FEW = ("data", "backward")
 TRACEML = "traceml-ai"
 _WITHIN_S = 300.0
+_SCRIPT = str(Path(__file__).with_name("rivals_script.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,8 @@ def run(quick: bool, progress: Progress, seed: int, only: str | None = None) -> 
         row: dict[str, Any] = {"fault": fault, "rank": rank if fault != "none" else -1, "late_s": seconds}
         for place, (tool, play) in enumerate(tools.items()):
             progress("tools", f"{fault}, {tool}", number / len(faults))
-            folder = Path(tempfile.mkdtemp(prefix="uneven-bench-why-"))
-            try:
-                said = play([tool, fault, str(rank), str(seconds)], folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix="uneven-bench-why-", ignore_cleanup_errors=True) as folder:
+                said = play([tool, fault, str(rank), str(seconds)], Path(folder))
             row[tool] = {
                 "answer": said.words,
                 "rank_right": said.rank == row["rank"],
@@ -88,7 +85,7 @@ def _version() -> str | None:
 
 def _uneven(words: list[str], folder: Path) -> Said:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORKERS)]
-    launch += ["--master-port", str(quiet_ports(1)[0]), str(_script()), *words]
+    launch += ["--master-port", str(quiet_ports(1)[0]), _SCRIPT, *words]
     _play([sys.executable, "-m", "uneven", "why", "--run-dir", str(folder / "run"), "--", *launch], folder)
     found = explain(folder / "run")
     if not found.suspects:
@@ -98,7 +95,7 @@ def _uneven(words: list[str], folder: Path) -> Said:
 
 
 def _traceml(words: list[str], folder: Path) -> Said:
-    command = [str(Path(sys.executable).with_name("traceml")), "run", str(_script()), "--mode=summary"]
+    command = [str(Path(sys.executable).with_name("traceml")), "run", _SCRIPT, "--mode=summary"]
     command += ["--run-name", "run", "--logs-dir", str(folder), "--nproc-per-node", str(WORKERS)]
     first, second = map(str, quiet_ports(2))
     command += ["--master-port", first, "--aggregator-port", second, "--args", *words]
@@ -107,10 +104,6 @@ def _traceml(words: list[str], folder: Path) -> Said:
     verdict = summary["step_time"]["diagnosis"]
     rank = verdict["evidence"].get("culprit_rank", -1) if verdict["kind"].endswith("STRAGGLER") else -1
     return Said(rank, verdict["kind"] if rank >= 0 else "", f"{verdict['status']}: {verdict['summary']}")
-
-
-def _script() -> Path:
-    return Path(__file__).with_name("rivals_script.py")
 
 
 def _play(command: list[str], folder: Path) -> None:
