@@ -12,6 +12,7 @@ import torch
 from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
 from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
 from uneven_bench.forked.scripts import Script
+from uneven_bench.harness.faulty import PlayedCase
 from uneven_bench.harness.marked import marked_script, named, running, sweep
 
 _STARTS_WITHIN_S = 120.0
@@ -20,15 +21,11 @@ _ENDLESS = 1_000_000  # epochs if the launcher gets a signal: workers that do no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedFault:
-    """One fault, played."""
+class PlayedFault(PlayedCase):
+    """One fault, played. ``took_s``: the first run, from its start to its end."""
 
     case: FaultCase
-    struck: bool
     resumed: bool  # there was a checkpoint to resume from
-    wrong: tuple[str, ...]  # the errors
-    took_s: float  # the first run, from its start to its end
-    said: str  # the output of launchers and workers
 
 
 def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:

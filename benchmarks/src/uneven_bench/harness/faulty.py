@@ -6,8 +6,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from uneven.errors import ConfigError
 from uneven_bench.harness.show import Progress
@@ -16,28 +17,15 @@ _LOOK_EVERY_S = 0.05
 _SHOWN = 3000  # characters from the end of the output of a wrong run
 
 
-class DrawnCase(Protocol):
-    """A case of a seed. ``number``: its place; ``words``: what happens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedCase:
+    """A case that was played."""
 
-    @property
-    def number(self) -> int: ...
-    @property
-    def words(self) -> str: ...
-
-
-class PlayedCase(Protocol):
-    """A case that was played. ``struck``: its faults happened; ``wrong``: the errors; ``said``: all output."""
-
-    @property
-    def case(self) -> DrawnCase: ...
-    @property
-    def struck(self) -> bool: ...
-    @property
-    def wrong(self) -> Sequence[str]: ...
-    @property
-    def took_s(self) -> float: ...
-    @property
-    def said(self) -> str: ...
+    case: Any  # of a seed: ``number`` is its place, ``words`` say what happens
+    struck: bool  # its faults happened
+    wrong: tuple[str, ...]  # the errors
+    took_s: float
+    said: str  # the output of all launchers and workers
 
 
 Case = TypeVar("Case")

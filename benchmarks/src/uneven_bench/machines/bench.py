@@ -45,8 +45,8 @@ def run(
     return summary(seed, played, (strike.kind for one in played for strike in one.case.strikes)) | {
         "wrong": len(ends),
         "missed": [one.case.number for one in played if not one.struck],
-        "lost": sum(one.verdict.lost for one in played),
-        "twice": sum(one.verdict.twice for one in played),
+        "lost": sum(one.lost for one in played),
+        "twice": sum(one.twice for one in played),
         "clocks": clocks,
         "left": sorted(_left() - before),
         "ends": ends,

@@ -7,16 +7,17 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from uneven_bench.elastic.machines import Machines
 from uneven_bench.forked.scripts import Script
+from uneven_bench.harness.faulty import PlayedCase
 from uneven_bench.harness.marked import marked_script, named, running, sweep
 from uneven_bench.machines.cases import BLIP_S, CLOCK_S, HOSTS, LOSS, STALL_S, STORE, MachinesCase, Strike, expected
 from uneven_bench.machines.clock import shift
-from uneven_bench.machines.judge import HostEnd, HostsVerdict, judge
+from uneven_bench.machines.judge import HostEnd, judge
 
 _IMPORTED = (
     "uneven.cli.store",
@@ -31,19 +32,12 @@ _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedStrikes:
+class PlayedStrikes(PlayedCase):
     """A case, played. ``struck``: all faults came before the end of the training; ``took_s``: from the last fault to
-    the last end; ``said``: the output of all hosts."""
+    the last end."""
 
-    case: MachinesCase
-    struck: bool
-    verdict: HostsVerdict
-    took_s: float
-    said: str
-
-    @property
-    def wrong(self) -> tuple[str, ...]:
-        return self.verdict.wrong
+    lost: int  # see :class:`uneven_bench.machines.judge.HostsVerdict`
+    twice: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,9 +60,9 @@ def play(case: MachinesCase, folder: Path) -> Generator[None, None, PlayedStrike
         return PlayedStrikes(
             case=case,
             struck=len(game.case.strikes) == len(case.strikes),
-            verdict=judge(game.case, ends),
             took_s=max(end.took_s for end in ends.values()),
             said="\n".join(f"--- host {host} ---\n{end.said}" for host, end in ends.items()),
+            **asdict(judge(game.case, ends)),
         )
 
 

@@ -1,14 +1,9 @@
 """LBB: a refit when times are far apart, one sample at a time when they are close.
 
 After "LBB: Load-Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster" (The Journal of
-Supercomputing, 2024). SE = (max t − min t) / mean t decides after each iteration. Our reading of open points:
-
-* The listing takes ⌊step/2⌋ from the straggler and gives ⌈step/2⌉ with a step that is "usually 1", so the batch would
-  grow by one. Exactly one sample moves here.
-* We use the paper's thresholds, 0.05 and 0.3; the program has 0.05 to 0.06 and 0.15. The thirty iterations after a
-  refit with fine tuning only are the program's; we count every iteration, the program only quiet ones.
-* We solve min(max t − min t) exactly in whole samples instead of by SLSQP and rounding.
-* t is compute time, as in the program, so the rule does not see a slow link.
+Supercomputing, 2024). SE = (max t − min t) / mean t decides after each iteration. ``docs/ideas/rivals.md`` has our
+reading of its open points. The thirty iterations after a refit are the program's, which counts only quiet ones. t is
+compute time, as in the program, so the rule does not see a slow link.
 """
 
 from collections.abc import Mapping, Sequence

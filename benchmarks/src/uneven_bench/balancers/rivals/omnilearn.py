@@ -2,10 +2,8 @@
 
 After Tyagi and Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching" (arXiv
 2305.12213) and "OmniLearn" (TPDS 2025, arXiv 2503.17469), and the arithmetic of the authors' released program: once an
-epoch b_i ← b_i − (b_i / t_i)(t_i − mean t), with a dead band, clamps, and a correction of the sum.
-
-Our reading of open points: the bounds 16 and 96 belong to a configured batch of 32 per worker, so the balancer takes
-half and three times X / n; t is compute time, as in the program.
+epoch b_i ← b_i − (b_i / t_i)(t_i − mean t), with a dead band, clamps, and a correction of the sum. t is compute time,
+as in the program. ``docs/ideas/rivals.md`` has our reading of open points.
 """
 
 import math

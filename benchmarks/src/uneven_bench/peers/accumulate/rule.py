@@ -1,10 +1,8 @@
 """hivemind-style accumulation: all workers take micro-batches until X samples are in.
 
 After the documentation of hivemind's optimizer: peers accumulate gradients until together they have the target batch,
-then average, weighted by samples. Faster workers take more.
-
-Our reading of an open point: a worker looks at the common count after each micro-batch; one under way still counts, so
-the batch exceeds X. The excess is said to be about ten per cent.
+then average, weighted by samples. Faster workers take more. A micro-batch under way still counts, see
+``docs/ideas/rivals.md``.
 """
 
 import heapq

@@ -1,10 +1,8 @@
 """Redundant execution: the first n − b gradients of a version make the update, late ones are dropped.
 
 After Chen et al., "Revisiting distributed synchronous SGD" (arXiv 1604.00981, 2016). All methods use the same machines:
-N = n − b gradients of X / N samples each (specification of LB-BSP, §2).
-
-Our reading of an open point: a late worker is not interrupted; it finishes its gradient, learns that it was dropped,
-and continues with the newest version.
+N = n − b gradients of X / N samples each (specification of LB-BSP, §2). A late worker is not interrupted, see
+``docs/ideas/rivals.md``.
 """
 
 import heapq

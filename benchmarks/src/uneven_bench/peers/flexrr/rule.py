@@ -3,15 +3,8 @@
 After Harlap et al., "Addressing the straggler problem for iterative convergent parallel ML" (SoCC 2016), as the
 specification of LB-BSP recalls it in §2. A worker near its end announces itself to its helper group. A worker more than
 20 % behind offers a first small share from the end of its queue; when the helper has begun, the share is given away and
-a larger one offered. If the owner reaches an offered share first, it cancels it.
-
-Our reading of open points:
-
-* Items of tensors are micro-batches. Their gradients are summed, and weighted by the samples really done.
-* No slack: the iteration ends with an exchange of all workers, so the gradient is that of BSP.
-* A helper may have begun when the cancellation reaches it. Its work then does not count, so each item counts once; work
-  for others is therefore kept apart until the owner has offered more, or has finished.
-* "While still behind" a worker offers more as long as it has pieces that it has not begun.
+a larger one offered. If the owner reaches an offered share first, it cancels it. ``docs/ideas/rivals.md`` has our
+reading of open points; the pieces here are micro-batches.
 """
 
 from collections import deque
