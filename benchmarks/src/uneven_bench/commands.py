@@ -66,6 +66,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 """Name → its type and help, and its default."""
 
 Command = Callable[..., None]
+_SEARCHED = "fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits"  # the data of searches
 
 
 def bench(
@@ -203,13 +204,7 @@ def fleet() -> None:
     """
 
 
-@bench(
-    "data",
-    "case",
-    whole="ten minutes",
-    quick="a minute and a half",
-    data="fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
-)
+@bench("data", "case", whole="ten minutes", quick="a minute and a half", data=_SEARCHED)
 def search() -> None:
     """A search of settings against Ray Tune and Optuna.
 

@@ -77,12 +77,9 @@ def noisy_s(local_s: float, noise: float, rng: random.Random) -> float:
     return local_s * factor * (SPIKE if rng.random() < SPIKES else 1.0)
 
 
-def _slower(device: Device, factor: float) -> Device:
+def _slower(one: Device, factor: float) -> Device:
     return replace(
-        device,
-        per_sample_s=factor * device.per_sample_s,
-        overhead_s=factor * device.overhead_s,
-        floor_s=factor * device.floor_s,
+        one, per_sample_s=factor * one.per_sample_s, overhead_s=factor * one.overhead_s, floor_s=factor * one.floor_s
     )
 
 

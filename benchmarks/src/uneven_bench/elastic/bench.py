@@ -5,7 +5,7 @@ Every arm trains the same network on the same samples. Each worker logs the time
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -85,12 +85,7 @@ def faults(
 
 
 def _played(
-    arm: arms.ElasticArm,
-    case: Case,
-    due: tuple[PlannedFault, ...],
-    sync: str,
-    dice: Random,
-    told: Callable[[str], None],
+    arm: arms.ElasticArm, case: Case, due: Sequence[PlannedFault], sync: str, dice: Random, told: Callable[[str], None]
 ) -> Played:
     with playing(arm, steps_apart=cases.steps_apart(sync), together=not cases.at_own_pace(sync)) as player:
         told("starts")

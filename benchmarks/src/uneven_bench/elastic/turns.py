@@ -30,7 +30,7 @@ def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[s
             progress("overhead", size, (place + done) / len(sizes))
 
         workers, steps = (3, 5) if size == "100MB" else (4, 15 if quick else 20)
-        found[size] = _paired(_workload(size), workers, rounds, steps, folders, told)
+        found[size] = _paired(size, workers, rounds, steps, folders, told)
     return found
 
 
@@ -42,19 +42,13 @@ def _workload(size: str) -> CountedWorkload:
 
 
 def _paired(
-    workload: CountedWorkload,
-    workers: int,
-    rounds: int,
-    steps: int,
-    folders: Iterator[Path],
-    told: Callable[[float], None],
+    size: str, workers: int, rounds: int, steps: int, folders: Iterator[Path], told: Callable[[float], None]
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         players = []
         for elastic in (True, False):
-            arm = UnevenArm(
-                workload=workload, folder=next(folders), elastic=elastic, least=2, most=workers, between_faults_s=0.0
-            )
+            more: dict[str, Any] = {"least": 2, "most": workers, "between_faults_s": 0.0}
+            arm = UnevenArm(workload=_workload(size), folder=next(folders), elastic=elastic, **more)
             player = stack.enter_context(playing(arm, until=_WARM))
             player.start(workers, ready=_WARM - 1)
             players.append(player)

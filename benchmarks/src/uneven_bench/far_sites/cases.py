@@ -75,9 +75,9 @@ class LearningCase:
     """One task that all policies learn in virtual time."""
 
     task: str  # of ``uneven_bench.far_sites.tasks``
-    samples: int  # to train
-    steps: int  # of every policy
-    every: int  # steps from one evaluation to the next
+    samples: int = 10_000  # to train
+    steps: int = 300  # of every policy
+    every: int = 6  # steps from one evaluation to the next
     policies: tuple[str, ...]
     worlds: tuple[str, ...]
     seeds: int = 3
@@ -90,21 +90,12 @@ def learning(quick: bool, data: str) -> dict[str, LearningCase]:
     near = ("three_sites", "20mbit")
     if quick:
         given: dict[str, Any] = {"policies": QUICK_POLICIES, "worlds": near, "seeds": 1}
-        return {data: LearningCase(task=data, samples=10_000, steps=120, every=6, **given)}
+        return {data: LearningCase(task=data, steps=120, **given)}
     found = (
-        LearningCase(task=data, samples=10_000, steps=300, every=6, policies=(*POLICIES,), worlds=(*LINES,)),
-        LearningCase(
-            task=data,
-            name="muloco",
-            samples=10_000,
-            steps=300,
-            every=6,
-            policies=(*MULOCO,),
-            worlds=("20mbit",),
-            rates=MULOCO,
-        ),
-        LearningCase(task="cifar10", samples=10_000, steps=300, every=10, policies=(*POLICIES,), worlds=near),
-        LearningCase(task="text", samples=50_000, steps=300, every=6, policies=(*POLICIES,), worlds=near),
+        LearningCase(task=data, policies=(*POLICIES,), worlds=(*LINES,)),
+        LearningCase(task=data, name="muloco", policies=(*MULOCO,), worlds=("20mbit",), rates=MULOCO),
+        LearningCase(task="cifar10", every=10, policies=(*POLICIES,), worlds=near),
+        LearningCase(task="text", samples=50_000, policies=(*POLICIES,), worlds=near),
     )
     return {case.name or case.task: case for case in found}
 

@@ -172,12 +172,8 @@ def expected(case: FaultCase) -> Expected:
     # A hanging worker may only be slow, and an exit with 0 has no message, so under policies at own pace the others
     # continue.
     free = case.kind in (*HANGING, "os-exit-0") and case.sync in SERVED and not _held(case)
-    return Expected(
-        codes=None if over else tuple(range(1, 256)),
-        named="rank",
-        others=None if over or free else False,
-        leftovers=kept,
-    )
+    others = None if over or free else False
+    return Expected(codes=None if over else tuple(range(1, 256)), named="rank", others=others, leftovers=kept)
 
 
 def _held(case: FaultCase) -> bool:

@@ -113,12 +113,8 @@ class _Life:
         case, first = self._case, self._life == 1
         balance = case.balance if first or not case.balance.startswith("static") else "even"
         servers = ["--servers", case.servers] if case.servers else []
-        told = asdict(case) | {
-            "life": self._life,
-            "notes": str(self._notes),
-            "epochs": self.epochs,
-            "kind": case.kind if first else "none",
-        }
+        told = asdict(case) | {"life": self._life, "notes": str(self._notes), "epochs": self.epochs}
+        told |= {} if first else {"kind": "none"}
         words = ["-m", "uneven_bench.forked.run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
         words += ["--sync", case.sync, "--balance", balance, "--timeout", case.timeout_s]
         words += ["-m", "uneven_bench.faults.script", json.dumps(told)]

@@ -14,6 +14,9 @@ from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
 from uneven.runtime.jobs.call import starter
 
+# A loader's processes as in a plain script: a fork starts in no time.
+FORKED: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"}
+
 
 class Prepared(Dataset[Any]):
     """A data set with a transform of each sample."""
@@ -45,14 +48,7 @@ def _with_loader(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
     torch.manual_seed(ensemble.seed)
     member = ensemble.members[name]()
     train = Prepared(ensemble.dataset, ensemble.transform)
-    loader = DataLoader(
-        train,
-        member.batch_size,
-        shuffle=True,
-        num_workers=1,
-        persistent_workers=True,
-        multiprocessing_context="fork",  # as in a plain script: a fork starts in no time
-    )
+    loader = DataLoader(train, member.batch_size, shuffle=True, num_workers=1, **FORKED)
     return fit(ensemble, member, loader)
 
 

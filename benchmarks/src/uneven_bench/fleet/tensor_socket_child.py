@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
 from uneven.runtime.jobs.call import telling
-from uneven_bench.fleet.baseline import Prepared, fit
+from uneven_bench.fleet.baseline import FORKED, Prepared, fit
 from uneven_bench.fleet.cases import BATCH
 
 TOGETHER = 8  # TensorSocket's default number of loader batches in a message
@@ -64,9 +64,7 @@ def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
     data = Padded(ensemble)
     _, needed = loader_batches(len(data), BATCH)
     order = PaddedOrder(len(data), needed * BATCH, ensemble.max_epochs)
-    return DataLoader(
-        data, BATCH, sampler=order, num_workers=workers, persistent_workers=True, multiprocessing_context="fork"
-    )
+    return DataLoader(data, BATCH, sampler=order, num_workers=workers, **FORKED)
 
 
 class Packing:
@@ -126,9 +124,7 @@ def produce(connection: Connection, ensemble: Ensemble, ports: tuple[int, ...], 
         heard.get()
         began_s = time.process_time()
         source = loader(ensemble, workers)
-        producer = TensorProducer(
-            source, port=ports[0], ack_port=ports[1], heart_ports=(ports[2], ports[3]), pack_fn=Packing()
-        )
+        producer = TensorProducer(source, port=ports[0], ack_port=ports[1], heart_ports=ports[2:], pack_fn=Packing())
         producer.hb.handle_heart_failure = lambda heart: None
         _meet(producer, len(ensemble.members), lambda: connection.send(("met",)), heard)
         for _ in range(ensemble.max_epochs):
@@ -153,11 +149,7 @@ def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[
         torch.manual_seed(ensemble.seed)
         member, began_s = ensemble.members[name](), time.perf_counter()
         consumer = TensorConsumer(
-            port=ports[0],
-            ack_port=ports[1],
-            heart_ports=(ports[2], ports[3]),
-            unpack_fn=unpack,
-            batch_size=member.batch_size,
+            port=ports[0], ack_port=ports[1], heart_ports=ports[2:], unpack_fn=unpack, batch_size=member.batch_size
         )
         connection.send(("joined", name))
         while heard.empty():  # the first messages may be lost, so repeat them

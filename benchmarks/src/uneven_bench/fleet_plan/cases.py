@@ -68,9 +68,7 @@ def ensemble(kind: EnsembleKind, devices: int, seed: int, members: int = MEMBERS
     true = {f"m{place:02d}": curve(alone[place], devices) for place in chosen}
     epochs = {}
     for name, row in true.items():
-        most = min(
-            EPOCHS[1], max(EPOCHS[0], int(kind.longest_s * row[0] / SAMPLES) if kind.longest_s < math.inf else 99)
-        )
+        most = int(min(EPOCHS[1], max(EPOCHS[0], kind.longest_s * row[0] / SAMPLES)))
         epochs[name] = rng.randint(EPOCHS[0], most)
     nodes = [range(start, min(start + PER_NODE, devices)) for start in range(0, devices, PER_NODE)]
     work = EnsembleWork(Rates(true), epochs, SAMPLES, nodes, kind.prepared_per_s, CHECKPOINT_S)

@@ -38,26 +38,17 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     looked = ours.feature(seen, chosen.tuned)
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
         told(f"{name}: ingest", 0.4)
-        memory: list[int] = []
+        plain, memory = Path(folder) / "plain", list[int]()
         counts = ours.taken_in(
-            seen,
-            chosen.tuned,
-            Path(folder) / "plain",
-            scene.options,
-            lambda counts: memory.append(psutil.Process().memory_info().rss),
+            seen, chosen.tuned, plain, scene.options, lambda _: memory.append(psutil.Process().memory_info().rss)
         )
         own_s = counts.seconds["look"] + counts.seconds["cluster"]
-        focus = ours.asked(seen, Path(folder) / "plain", labels, "focus", own_s)
-        real_s, again_s = ours.for_real(seen, Path(folder) / "plain", labels[0])
+        focus = ours.asked(seen, plain, labels, "focus", own_s)
+        real_s, again_s = ours.for_real(seen, plain, labels[0])
         told(f"{name}: ingest, pixels differenced", 0.55)
         fewer = ours.taken_in(seen, chosen.tuned, Path(folder) / "same", replace(scene.options, same=_SAME))
-        same = ours.asked(
-            seen,
-            Path(folder) / "same",
-            labels,
-            "focus + pixel differencing",
-            fewer.seconds["look"] + fewer.seconds["cluster"],
-        )
+        fewer_s = fewer.seconds["look"] + fewer.seconds["cluster"]
+        same = ours.asked(seen, Path(folder) / "same", labels, "focus + pixel differencing", fewer_s)
     told(f"{name}: rivals", 0.7)
     binary = baselines.specialised(seen.learn, labels)
     rivals = [

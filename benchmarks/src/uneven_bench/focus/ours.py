@@ -62,11 +62,7 @@ def _all_processes_s() -> float:
 
 
 def taken_in(
-    seen: SceneSeen,
-    tuned: Tuned,
-    folder: Path,
-    options: IngestOptions,
-    tell: Callable[[Counts], None] = lambda counts: None,
+    seen: SceneSeen, tuned: Tuned, folder: Path, options: IngestOptions, tell: Callable[[Counts], None] = lambda _: None
 ) -> Counts:
     """Ingest as :func:`uneven.focus.ingest_stream` does in the stream's process, with one thread."""
     scene = seen.scene

@@ -90,11 +90,8 @@ def steps(me: StageWorker) -> dict[str, Any]:
 
 
 def _kfac(model: torch.nn.Module, batch: int, share: float) -> StepArm:
-    return PartArm(
-        model,
-        uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100, grad_worker_fraction=share),
-        batch,
-    )
+    part = uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100, grad_worker_fraction=share)
+    return PartArm(model, part, batch)
 
 
 def _second_order(name: str) -> bool:
@@ -205,11 +202,8 @@ def _against_rival(each: int, undone: bool) -> float:
         how: dict[str, Any] = {"damping": 1e-7, "kl_clip": 0.001}
         undo = {"grad_scaler": lambda: float(size)} if undone else {}
         theirs = KfacPytorch(timed.make(), 1.0, factor_update_steps=1, inv_update_steps=3, **how, **undo)
-        ours = PartArm(
-            timed.make(),
-            uneven.KFAC(scaling="compat", inv_update_steps=3, grad_worker_fraction=1.0, **how),
-            each * size,
-        )
+        part = uneven.KFAC(scaling="compat", inv_update_steps=3, grad_worker_fraction=1.0, **how)
+        ours = PartArm(timed.make(), part, each * size)
         both: tuple[Any, ...] = (theirs, ours)
         for arm in both:
 

@@ -46,26 +46,13 @@ def case_of(
 ) -> PredictorCase:
     """Return a case with its second half scored; arrays are (workers, iterations)."""
     unknown = np.full(speeds_per_s.shape, math.nan)
-    return PredictorCase(
-        name,
-        kind,
-        speeds_per_s,
-        unknown if cpu is None else cpu,
-        unknown if memory is None else memory,
-        speeds_per_s.shape[1] // 2,
-    )
+    read, held = (unknown if one is None else one for one in (cpu, memory))
+    return PredictorCase(name, kind, speeds_per_s, read, held, scored_from=speeds_per_s.shape[1] // 2)
 
 
 def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, PredictorCase]:
-    return {
-        case.name: case
-        for case in (
-            spikes(iterations, seed),
-            steps(iterations, seed),
-            announced(iterations, seed),
-            drift(iterations, seed),
-        )
-    }
+    made = spikes(iterations, seed), steps(iterations, seed), announced(iterations, seed), drift(iterations, seed)
+    return {case.name: case for case in made}
 
 
 def calm(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:

@@ -27,15 +27,10 @@ def flicker(use: Table, held: int, seed: int) -> RivalCase:
     noise = np.exp(rng.normal(0.0, NOISE, level.shape))
     overhead_s, per_sample_s = CPU_OVERHEAD_S[0], CPU_PER_SAMPLE_S[1]
     return RivalCase(
-        name=f"flicker {held}",
-        global_batch=WORKERS * EACH,
-        step_s=((1.0 - LAUNCH_PART) * overhead_s,) * WORKERS,
-        launch_s=(LAUNCH_PART * overhead_s,) * WORKERS,
-        per_sample_s=(per_sample_s,) * WORKERS,
-        slow=level * noise,
-        level=level,
-        transfer_s=np.full(level.shape, 0.001),
-    )
+        name=f"flicker {held}", global_batch=WORKERS * EACH, step_s=((1.0 - LAUNCH_PART) * overhead_s,) * WORKERS,
+        launch_s=(LAUNCH_PART * overhead_s,) * WORKERS, per_sample_s=(per_sample_s,) * WORKERS, slow=level * noise,
+        level=level, transfer_s=np.full(level.shape, 0.001),
+    )  # fmt: skip
 
 
 def together(case: RivalCase) -> RivalOutcome:
@@ -51,14 +46,8 @@ def together(case: RivalCase) -> RivalOutcome:
         totals.add(k, took_s, math.fsum(busy_s) + math.fsum(moved_s))
         rule.launch_s = [launch_s * slow for launch_s, slow in zip(case.launch_s, case.slow[k].tolist(), strict=True)]
         rule.ended(done, *([sum(both) for both in zip(one, moved_s, strict=True)] for one in (busy_s, first_s)))
-        for rank in range(n):
-            seen = Observation(
-                iteration=k,
-                samples=done[rank],
-                local_s=busy_s[rank],
-                exchange_s=took_s - busy_s[rank],
-                transfer_s=moved_s[rank],
-            )
+        for rank, (x, own_s, its_s) in enumerate(zip(done, busy_s, moved_s, strict=True)):
+            seen = Observation(iteration=k, samples=x, local_s=own_s, exchange_s=took_s - own_s, transfer_s=its_s)
             run.measured(rank, seen)
         for rank in range(n):
             run.ended(rank, k, REPORT_S)

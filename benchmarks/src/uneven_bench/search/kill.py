@@ -38,12 +38,8 @@ def go(directory: Path) -> None:
     """Run the search."""
     train, validate = trainings.sets("digits", 300)
     side = train[0][0].shape[-1]
-    space = {
-        "lr": search.loguniform(1e-4, 1e-1),
-        "width": search.choice(4, 8),
-        "side": side,
-        "noted_in": str(directory),
-    }
+    space: dict[str, Any] = {"lr": search.loguniform(1e-4, 1e-1), "width": search.choice(4, 8)}
+    space |= {"side": side, "noted_in": str(directory)}
     search.run(
         noted, space, metric="accuracy", trials=TRIALS, scheduler=SCHEDULER, data=train, validate=validate,
         transform=partial(prepared, folder=directory), devices=1, directory=directory, progress=False, max_failures=9,
@@ -95,7 +91,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
             after = draw.randrange(1, len(wanted))
             hit, starts = _disturbed(directory, kind, after, draw)
             got = _outcome(directory)
-            reports = [(event["trial"], event["t"]) for event in read_events(directory) if event["event"] == "report"]
+            reports = [one[:2] for one in got]
             trained = [line.split()[1:] for line in (directory / "epochs").read_text(encoding="utf-8").splitlines()]
             found.append({
                 "kind": kind, "after": after, "hit": hit, "starts": starts, "same": got == wanted,
@@ -109,10 +105,8 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
 
 def _outcome(directory: Path) -> list[tuple[Any, ...]]:
     """Return every report: trial, t, metric and ruling; in order of trial and t."""
-    events = read_events(directory)
-    return sorted(
-        (event["trial"], event["t"], event["metric"], event["move"]) for event in events if event["event"] == "report"
-    )
+    reports = [event for event in read_events(directory) if event["event"] == "report"]
+    return sorted((one["trial"], one["t"], one["metric"], one["move"]) for one in reports)
 
 
 def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> tuple[bool, int]:

@@ -38,14 +38,9 @@ def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
     """Return two hidden layers and about a million parameters, 4 MB, with the same weights for the same seed."""
     torch.manual_seed(seed)
     first = 960
-    second = max(64, (1_000_000 - inputs * first) // (first + classes))
+    last = max(64, (1_000_000 - inputs * first) // (first + classes))
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(inputs, first),
-        nn.ReLU(),
-        nn.Linear(first, second),
-        nn.ReLU(),
-        nn.Linear(second, classes),
+        nn.Flatten(), nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, last), nn.ReLU(), nn.Linear(last, classes)
     )
 
 

@@ -128,13 +128,9 @@ def cases() -> dict[str, SyncCase]:
             arms=arms(workers, straggler=slow),
         )
     found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
+    about = f"as 100mbit-4: shadows and their twins, {SEEDS} seeds"
     found["twins-4"] = replace(
-        found["100mbit-4"],
-        name="twins-4",
-        about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
-        arms=_compared(SEEDS, 4),
-        rounds_s=_TWINS_ROUNDS_S,
-        turns=1,
+        found["100mbit-4"], name="twins-4", about=about, arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S, turns=1
     )
     return found
 
@@ -190,24 +186,15 @@ def _shadows_alone(case: SyncCase) -> SyncCase:
     """Return the case with shadows only, as a user has it, without the threads and memory of twenty others."""
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
-    return replace(
-        case,
-        name=name,
-        about=about,
-        arms=few,
-        rounds_s=_SHADOWS_ROUNDS_S,
-        turns=round(_SHADOWS_ROUNDS_S[0] / _TURN_S),
-        equal_steps=0,
-    )
+    turns = round(_SHADOWS_ROUNDS_S[0] / _TURN_S)
+    return replace(case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=turns, equal_steps=0)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:
     """Return shadows and their twins, with some seeds each; the gauge comes with all of them."""
-    all_of = arms(workers, straggler=False)
+    known = arms(workers, straggler=False)
     pairs = [name for pair in TWINS.items() for name in pair]
-    return {YARDSTICK: all_of[YARDSTICK]} | {
-        seeded(name, seed): all_of[name] for seed in range(seeds) for name in pairs
-    }
+    return {YARDSTICK: known[YARDSTICK]} | {seeded(name, seed): known[name] for seed in range(seeds) for name in pairs}
 
 
 def _even(workers: int) -> tuple[float, ...]:

@@ -90,23 +90,11 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def machines(count: int, bit_per_s: float, cost: Cost, **keys: Any) -> list[Node]:
-    """Return equal nodes with links of this bandwidth, each way."""
-    return several_gpus([1] * count, bit_per_s, [cost] * count, **keys)
-
-
 def several_gpus(gpus: Sequence[int], bit_per_s: float, costs: Sequence[Cost], **keys: Any) -> list[Node]:
-    """Return a node for each GPU; ``gpus`` and ``costs`` are those of each machine."""
-    link = steady(bit_per_s)
+    """Return a node for each GPU, with links of this bandwidth, each way; ``gpus`` and ``costs``: of each machine."""
+    keys |= dict.fromkeys(("up_bit_per_s", "down_bit_per_s"), steady(bit_per_s))
     return [
-        Node(
-            name=f"machine{place}-{gpu}",
-            card=f"machine{place}",
-            up_bit_per_s=link,
-            down_bit_per_s=link,
-            cost=cost,
-            **keys,
-        )
+        Node(name=f"machine{place}-{gpu}", card=f"machine{place}", cost=cost, **keys)
         for place, (count, cost) in enumerate(zip(gpus, costs, strict=True))
         for gpu in range(count)
     ]
@@ -216,9 +204,8 @@ def _pollux_cluster(row: dict[str, str], **network: Any) -> ClusterSpec:
     gpus = [int(count) for count in row["gpus_by_machine"]] if "gpus" in row else [1] * int(row["nodes"])
     batch = int(row["local_batch"])
     costs = [same_step(float(row["alone_s"]), batch)] * len(gpus)
-    spec = cluster(
-        "pollux", several_gpus(gpus, 50e9, costs, **network), batch, 4 * POLLUX_PARAMETERS[row["application"]]
-    )
+    nodes = several_gpus(gpus, 50e9, costs, **network)
+    spec = cluster("pollux", nodes, batch, 4 * POLLUX_PARAMETERS[row["application"]])
     ready = READY.get(row["application"], ())
     return replace(spec, workload=replace(spec.workload, all_reduce="ring", ready=ready))
 
@@ -236,7 +223,7 @@ def tensorflow(folder: Path) -> Iterator[SourcePoint]:
     for row in given:
         count, images = int(row["machines"]), int(row["gpus"]) * 64
         if count > 1:
-            nodes = machines(count, 10e9, same_step(512 / alone[row["model"]], 512))
+            nodes = several_gpus([1] * count, 10e9, [same_step(512 / alone[row["model"]], 512)] * count)
             spec = cluster("tensorflow", nodes, 512, 4 * TENSORFLOW_PARAMETERS[row["model"]])
             measured_s = images / float(row["images_per_s"])
             yield SourcePoint(
