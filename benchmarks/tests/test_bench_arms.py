@@ -89,8 +89,8 @@ def test_every_arm_that_is_exact_ends_where_one_process_does(me: RankContext, tm
     arms: list[Arm] = [
         DDPArm(network(), work(), (6, 5, 1), BLOCK),
         DDPArm(network(), work(whole=True), (6, 5, 1), BLOCK),
-        SessionArm(network(), work(), TOTAL, BLOCK, balance="static:shares=3/2/1", journal=Path(tmp_path) / "s"),
-        SessionArm(network(), work(whole=True), TOTAL, BLOCK, balance=ToAndFro(), journal=Path(tmp_path) / "o"),
+        SessionArm(network(), work(), TOTAL, BLOCK, balance="static:shares=3/2/1", folder=Path(tmp_path) / "s"),
+        SessionArm(network(), work(whole=True), TOTAL, BLOCK, balance=ToAndFro(), folder=Path(tmp_path) / "o"),
         RuleArm(network(), work(), even, BLOCK, rule=rule, every=1),
         FlexRRArm(network(), work(), even, BLOCK, grain=1),
     ]

@@ -2,7 +2,7 @@
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +18,14 @@ from uneven_bench.focus import baselines, ours
 from uneven_bench.focus.baselines import Binary, Method, Targets
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen, look_through
+from uneven_bench.harness.show import Told
 from uneven_bench.harness.threads import threads
 
 _SAME = 12.0  # the greatest difference, of 255, that *pixel differencing* takes for unchanged
 
 
 @threads()
-def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:
+def compared(scene: Scene, targets: Targets, told: Told) -> dict[str, Any]:
     """Compare every method on a scene. Result: ``methods``: name → ingest_s, query_s (mean over classes), and by class
     recall, precision and calls. ``ratios``: ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``:
     classes asked, classes that reach both targets, those that miss (recall, precision). Also the cost of the choice,
@@ -135,9 +136,7 @@ def _other(seen: SceneSeen, tuned: Tuned, binary: Mapping[int, Binary], targets:
     return {**ours.other(seen, tuned, targets, Policy.BALANCE, tuple(binary)), "cascade_calls": calls}
 
 
-def changed(
-    scene: Scene, days: Sequence[VideoSource], sample_s: float, targets: Targets, told: Callable[[str, float], None]
-) -> dict[str, Any]:
+def changed(scene: Scene, days: Sequence[VideoSource], sample_s: float, targets: Targets, told: Told) -> dict[str, Any]:
     """Show other classes in the stream from some day on; measure detection and newly chosen settings. ``days``: the
     stream on a day before the change, on the one after it, and on a later one. Returns classes that miss a target:
     ``before`` the change (on fresh video), ``after`` it, and ``retuned``."""

@@ -18,6 +18,8 @@ from uneven_bench.harness.tables import tables
 Result = dict[str, Any]
 Progress = Callable[[str, str, float], None]
 """Receives the phase, the current work, and the finished part of the phase, 0 … 1."""
+Told = Callable[[str, float], None]
+"""Receives the current work of a phase, and its finished part, 0 … 1."""
 
 _WIDTH = 112  # columns of output without a terminal; the widest table takes 104
 

@@ -23,6 +23,7 @@ from uneven.cli.demo.demo_training import FixedSampler, ReadyMark
 from uneven.policy.balance import Balancer
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
+Shares = tuple[int, ...]  # the samples of each rank
 _FILLERS, _FILLER_BYTES = 20, 1 << 20  # pieces of memory before a block, and their largest size
 
 
@@ -80,7 +81,7 @@ class Arm(ABC):
         return False
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def split(self) -> Shares:
         """The samples of each rank, for arms with a split."""
         return ()
 
@@ -127,7 +128,7 @@ class DDPArm(LoopArm):
     is scaled by n x_i / X before ``backward``, to correct DDP's mean. This is also the oracle's arm: no code of
     uneven's runs in its steps. ``gradient_as_bucket_view`` is on, as in our arm: it saves a copy of the gradients."""
 
-    def __init__(self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, shares: Shares, block: int) -> None:
         super().__init__(model, work, sum(shares), block)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.optimizer = work.optimizer(model.parameters())
@@ -136,10 +137,10 @@ class DDPArm(LoopArm):
         self.take(shares)
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def split(self) -> Shares:
         return self._sampler.shares
 
-    def take(self, shares: tuple[int, ...]) -> None:
+    def take(self, shares: Shares) -> None:
         """Split by ``shares`` from the next batch on."""
         self._sampler.shares = shares
         self._scale = len(shares) * shares[dist.get_rank()] / sum(shares)
@@ -158,21 +159,13 @@ class SessionArm(LoopArm):
     together = False
 
     def __init__(
-        self,
-        model: nn.Module,
-        work: TrainingWorkload,
-        total: int,
-        block: int,
-        *,
-        balance: str | Balancer,
-        journal: Path,
+        self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, balance: str | Balancer, folder: Path
     ) -> None:
         super().__init__(model, work, total, block)
         self._balance = balance
-        self.session = uneven.Session(balance=balance, run_dir=journal)
-        self.model, self.optimizer = self.session.setup(
-            model, work.optimizer(model.parameters()), gradient_as_bucket_view=True
-        )
+        self.session = uneven.Session(balance=balance, run_dir=folder)
+        optimizer = work.optimizer(model.parameters())
+        self.model, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)
         self._loader = self.session.loader(self.data, global_batch_size=total, together=self.together, **self.loading)
 
     @property
@@ -180,7 +173,7 @@ class SessionArm(LoopArm):
         return self._balance != "even"
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def split(self) -> Shares:
         return self.session.next_shares
 
     def batches(self) -> Iterable[Any]:

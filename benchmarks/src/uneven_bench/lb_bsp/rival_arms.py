@@ -17,7 +17,7 @@ from uneven.policy.balance import Balancer
 from uneven.policy.core.views import Limits, Observation
 from uneven.policy.samples.order import epoch_order
 from uneven_bench.balancers.rivals import view_of
-from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm
+from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, Shares
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
 from uneven_bench.peers.backup.carrier import BackupCarrier
 from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
@@ -32,14 +32,7 @@ class RuleArm(DDPArm):
     ones, unless the rule gives others; ``rule`` is the same on every rank."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        work: TrainingWorkload,
-        shares: tuple[int, ...],
-        block: int,
-        *,
-        rule: Balancer,
-        every: int,
+        self, model: nn.Module, work: TrainingWorkload, shares: Shares, block: int, *, rule: Balancer, every: int
     ) -> None:
         super().__init__(model, work, shares, block)
         self._rule = rule
@@ -110,9 +103,7 @@ class _CarriedArm(Arm):
 class FlexRRArm(_CarriedArm):
     """Even shares in micro-batches of ``grain`` samples, some of which faster workers take over."""
 
-    def __init__(
-        self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int, *, grain: int
-    ) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, shares: Shares, block: int, *, grain: int) -> None:
         super().__init__(model, work, sum(shares), block)
         self._shares = shares
         self._firsts = [sum(shares[:rank]) for rank in range(len(shares))]

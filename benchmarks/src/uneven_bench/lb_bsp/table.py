@@ -10,6 +10,7 @@ from uneven_bench.lb_bsp.cases import RIVALS, LbBspCase
 
 TARGET = 0.98  # the share of DDP's best accuracy that counts as trained
 Walls = dict[str, dict[int, float]]  # arm → round → seconds for X samples
+ByNumber = Mapping[int, float]  # round or blocks trained → a figure
 
 
 def walls(result: Mapping[str, Any]) -> Walls:
@@ -20,7 +21,7 @@ def walls(result: Mapping[str, Any]) -> Walls:
     }
 
 
-def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> list[float]:
+def ratios(above: ByNumber, below: ByNumber) -> list[float]:
     """Return the ratios of common rounds, in which both met the same machine."""
     return [above[number] / below[number] for number in above if number in below]
 
@@ -36,7 +37,7 @@ def wait_share(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> float:
     return waited_s / total_s
 
 
-def of(above: Mapping[int, float], below: Mapping[int, float], case: LbBspCase, first: int = 0) -> float:
+def of(above: ByNumber, below: ByNumber, case: LbBspCase, first: int = 0) -> float:
     """Return the excess time of one arm over another in common rounds from ``first`` on: the median of ratios if rounds
     are equal, as a hiccup hits one; the ratio of sums if shares change, as a late reaction must count."""
     same = [number for number in above if number in below and number >= first]
@@ -99,11 +100,7 @@ def target_accuracy(curve: Mapping[str, float]) -> float | None:
 
 
 def reached(
-    case: LbBspCase,
-    curve: Mapping[int, float],
-    target: float | None,
-    settled: Sequence[float],
-    seconds: Mapping[int, float],
+    case: LbBspCase, curve: ByNumber, target: float | None, settled: Sequence[float], seconds: ByNumber
 ) -> dict[str, float | None]:
     """Return when an arm reached the target, in iterations and in seconds from its first iteration on.
 

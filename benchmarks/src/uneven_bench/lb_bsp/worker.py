@@ -94,8 +94,8 @@ class _LbBspRun:
                 return FlexRRArm(model, work, even, case.block, grain=grain)
             return AccumulateArm(*given, grain=grain) if name == "accumulate" else BackupArm(*given, spares=number)
         if name == TOGETHER:
-            return TogetherArm(*given, balance=OURS, journal=journal)
-        return SessionArm(*given, balance=who, journal=journal)
+            return TogetherArm(*given, balance=OURS, folder=journal)
+        return SessionArm(*given, balance=who, folder=journal)
 
     def _measure(self) -> list[dict[str, float]]:
         """Return every worker's cost, its side of an exchange included."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import uneven
 from uneven.cluster.virtual.datasets import images
 from uneven.testing.callbacks import alone
+from uneven_bench.harness.show import Told
 from uneven_bench.preconditioners.arms import optimizers
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -178,11 +179,7 @@ def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs:
 
 
 def to_target(
-    data: str,
-    seeds: int,
-    said: Callable[[str, float], None],
-    names: Sequence[str] | None = None,
-    only: str | None = None,
+    data: str, seeds: int, told: Told, names: Sequence[str] | None = None, only: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return task → method → medians over seeds of epochs and seconds at the setting with the fewest epochs of the
     first seed; ``only`` this method, or all."""
@@ -192,7 +189,7 @@ def to_target(
         found[name] = {}
         tried = {method: settings for method, settings in methods(task).items() if only in (None, method)}
         for place, (method, settings) in enumerate(tried.items()):
-            said(f"{name}, {method}", (number + place / len(tried)) / len(everything))
+            told(f"{name}, {method}", (number + place / len(tried)) / len(everything))
             first = [train(task, method, how, 0) for how in settings]
             best = min(range(len(settings)), key=lambda at: (first[at].epochs, first[at].best))
             chosen = settings[best]
@@ -209,7 +206,7 @@ def to_target(
     return found
 
 
-def blow_ups(data: str, said: Callable[[str, float], None], most: int = 24) -> dict[str, Any]:
+def blow_ups(data: str, told: Told, most: int = 24) -> dict[str, Any]:
     """Count the settings of ``most`` that blow up or stick with a fixed λ, and with an adaptive one from the same
     start."""
     grid = [
@@ -223,7 +220,7 @@ def blow_ups(data: str, said: Callable[[str, float], None], most: int = 24) -> d
     found: dict[str, list[Any]] = {"fixed": [], "adaptive": []}
     everything = tasks(data)
     for number, (name, lr, damping, clip) in enumerate(grid):
-        said(name, number / len(grid))
+        told(name, number / len(grid))
         for which, it in (("fixed", damping), ("adaptive", f"adaptive:start={damping}")):
             one = train(everything[name], "kfac", {"lr": lr, "damping": it, "kl_clip": clip}, 0, epochs=3)
             if one.blown:

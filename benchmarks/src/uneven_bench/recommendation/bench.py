@@ -38,7 +38,7 @@ _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
 DISK, DISK_QUICK = (20_000_000, 154_000_000, 40.0, 8.0, 5), (1_000_000, 7_700_000, 8.0, 3.0, 3)
 _SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 8_000
-_NARROW, _NARROW_SAMPLES = 3, 24_000
+_NARROW, _QUICK_NARROW = (3, 24_000), (1, _QUICK_SAMPLES)
 BATCHES = (128, 512, 2048)
 
 
@@ -141,9 +141,7 @@ def run(quick: bool, progress: Progress, case: str | None = None, report: Path |
         "checkpoint": lambda: checkpoint(*((0.1, 2.0) if quick else (2.0, 20.0)), partial(progress, "checkpoint")),
         "serve": lambda: serve(*((1, 1.5) if quick else (5, 6.0)), partial(progress, "serve")),
         "disk": lambda: out_of_memory_rows(*(DISK_QUICK if quick else DISK), partial(progress, "disk")),
-        "narrow": lambda: narrow(
-            *((1, _QUICK_SAMPLES) if quick else (_NARROW, _NARROW_SAMPLES)), partial(progress, "narrow")
-        ),
+        "narrow": lambda: narrow(*(_QUICK_NARROW if quick else _NARROW), partial(progress, "narrow")),
     }
     found: dict[str, Any] = {"quick": quick}
     if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:

@@ -3,7 +3,7 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven_bench.harness.figures import Spread
+from uneven_bench.harness.show import Told
 from uneven_bench.recommendation.faults import table_servers
 from uneven_bench.recommendation.model import DIM, DLRM, FIELDS, NUMBERS
 
@@ -61,13 +62,7 @@ def zipf(rows: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 def out_of_memory_rows(
-    rows: int,
-    memory: int,
-    warm_s: float,
-    window_s: float,
-    rounds: int,
-    told: Callable[[str, float], None],
-    path: str | None = None,
+    rows: int, memory: int, warm_s: float, window_s: float, rounds: int, told: Told, path: str | None = None
 ) -> dict[str, Any]:
     """Train DLRM with one table in memory and on disk, in turns, one trainer and one server each. Result:
     ``out_of_memory_rows``: ``rows``, ``memory_bytes``, ``examples_per_s`` (of each), ``vs_memory`` (on disk ÷ in

@@ -5,7 +5,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.world import RUN_VARIABLE
 from uneven_bench.harness.killed import strike
 from uneven_bench.harness.program import wait_for
+from uneven_bench.harness.show import Told
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.model import DIM, ClickNet
 from uneven_bench.recommendation.quality import BATCH, HELD
@@ -108,7 +109,7 @@ class OneRun:
         return BATCH / statistics.fmean(counted)
 
 
-def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
+def killed(rounds: int, samples: int, told: Told) -> dict[str, Any]:
     """Kill a shard of two three times in a run, and compare with an undisturbed run, in turns. Result: ``killed``:
     ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's; each round), ``away_s`` (median of
     the batches that waited for a shard), ``lost`` (updates, by run), ``updates`` (of a run)."""
@@ -160,7 +161,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
     return run
 
 
-def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], None]) -> dict[str, Any]:
+def checkpoint(gigabytes: float, window_s: float, told: Told) -> dict[str, Any]:
     """Save one shard with tables of ``gigabytes`` while one trainer trains. Result: ``checkpoint``: ``gigabytes`` of
     rows, ``took_s``, ``more_bytes`` (the kernel's peak of the shard's process during the save, above its use before),
     ``eps_while`` (examples a second during the save ÷ before and after), ``stall`` (the part of a minute's examples

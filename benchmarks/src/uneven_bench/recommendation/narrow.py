@@ -1,7 +1,6 @@
 """Rows with fewer bits, on the server and in messages: log loss, bytes and processor time of one pass."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.pure.narrow_rows import row_bytes
+from uneven_bench.harness.show import Told
 from uneven_bench.harness.threads import threads
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.faults import LogTrainer, table_servers
@@ -38,7 +38,7 @@ class NarrowPass:
     answer_bytes: float  # of the looked-up rows of a sample
 
 
-def narrow(seeds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
+def narrow(seeds: int, samples: int, told: Told) -> dict[str, Any]:
     """Play each way with each seed, one server and one trainer. Result: ``narrow``: way → ``log_loss`` (of each seed),
     ``vs_float32`` (log loss ÷ that of float32 − 1, by seed), ``server_us`` (median), ``row_bytes``,
     ``answer_bytes``."""

@@ -33,11 +33,12 @@ from torch import Tensor, nn
 from uneven.embedding import RowwiseAdagrad
 from uneven.embedding.kernels import kernels
 from uneven.embedding.pure.row_optimizers import Bags
+from uneven_bench.harness.show import Progress, Told
 from uneven_bench.harness.threads import threads
 from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.model import DIM, ClickNet
-from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass
+from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass, Passes
 
 BATCH, HELD = 128, 5
 _EXCHANGE, _BETA, _JITTER = 0.5, 0.9, 0.1  # α is β ÷ trainers, as in uneven.sync.EASGD
@@ -252,9 +253,7 @@ def area_under_curve(clicked: Tensor, score: Tensor) -> float:
     return float((below.mean() - (len(below) - 1) / 2) / (len(clicked) - len(below)))
 
 
-def quality(
-    seeds: int, samples: int, grid: Sequence[LearningSettings], told: Callable[[str, str, float], None]
-) -> dict[str, Any]:
+def quality(seeds: int, samples: int, grid: Sequence[LearningSettings], told: Progress) -> dict[str, Any]:
     """Play all ways on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged` and
     :func:`paper_table`."""
     data, ways = clicks(samples), list(WAYS)
@@ -269,31 +268,28 @@ def quality(
     return tuning.judged(tuned, found, seeds, TWINS) | {"elp": paper_table(found, own, seeds)}
 
 
-def paper_table(
-    found: Mapping[Pass, Learned], own: Mapping[str, LearningSettings], seeds: int
-) -> dict[str, dict[str, float | None]]:
+def paper_table(found: Passes, own: Mapping[str, LearningSettings], seeds: int) -> dict[str, Any]:
     """Return the paper's table, way → ``elp`` (batch × threads × trainers: examples in flight), ``sync_gap``
     (iterations of a thread between two exchanges of its numbers), ``examples`` in a unit of time, ``log_loss`` and
     ``logloss_vs_sequential`` (over one process at its own best settings, less 1): means over the seeds. The gap is None
     if a pass ended before its first exchange."""
     alone = [found[Pass("sequential", own["sequential"], seed)].log_loss for seed in range(seeds)]
-    rows: dict[str, dict[str, float | None]] = {}
+    rows: dict[str, Any] = {}
     for name, way in ELP.items():
         many = [found[Pass(name, own["asynchronous"], seed)] for seed in range(seeds)]
         gaps = [one.gap for one in many if one.gap is not None]
+        worse = (one.log_loss / base - 1 for one, base in zip(many, alone, strict=True))
         rows[name] = {
             "elp": way.batch * way.threads * way.trainers,
             "sync_gap": statistics.fmean(gaps) if len(gaps) == seeds else None,
             "examples": statistics.fmean(one.per_unit for one in many),
             "log_loss": statistics.fmean(one.log_loss for one in many),
-            "logloss_vs_sequential": statistics.fmean(
-                one.log_loss / base - 1 for one, base in zip(many, alone, strict=True)
-            ),
+            "logloss_vs_sequential": statistics.fmean(worse),
         }
     return rows
 
 
-def _played(pool: Executor, passes: Sequence[Pass], told: Callable[[str, float], None]) -> dict[Pass, Learned]:
+def _played(pool: Executor, passes: Sequence[Pass], told: Told) -> dict[Pass, Learned]:
     """Play one pass on each core; virtual time does not depend on it."""
     under_way = {pool.submit(_play, one): one for one in passes}
     for number, done in enumerate(as_completed(under_way), 1):

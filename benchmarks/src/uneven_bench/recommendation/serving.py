@@ -22,6 +22,7 @@ from uneven.runtime import launch
 from uneven.runtime.messages.keys import client_keys
 from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.harness.program import wait_for
+from uneven_bench.harness.show import Told
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.model import DIM, FIELDS, Log
 
@@ -34,7 +35,7 @@ Ask = Callable[[bytes], int]
 """Looks a request up, and returns the numbers in the answer."""
 
 
-def serve(rounds: int, window_s: float, told: Callable[[str, float], None]) -> dict[str, Any]:
+def serve(rounds: int, window_s: float, told: Told) -> dict[str, Any]:
     """Train with one table server and ``uneven tables serve`` on the same machine; in each round one window without
     look-ups, and one for each face and size. Result: ``serve_ms`` (look-ups → ``p50`` and ``p99``, of all rounds, from
     the time at which a look-up was due), ``serve_per_s`` (asked for), ``serve_training`` (look-ups → examples a second

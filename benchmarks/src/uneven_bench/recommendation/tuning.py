@@ -55,18 +55,21 @@ class Learned:
     gap: float | None = None  # iterations of a thread between two exchanges of its numbers; None without exchanges
 
 
+Passes = Mapping[Pass, Learned]
+
+
 def to_tune(ways: Iterable[str], grid: Sequence[LearningSettings], seeds: int) -> list[Pass]:
     """Return the passes before the choice of settings, for this number of reported seeds."""
     ways = tuple(ways)
     return [Pass(way, settings, seed) for settings in grid for way in ways for seed in TUNING_SEEDS[:seeds]]
 
 
-def chosen(tuned: Mapping[Pass, Learned]) -> dict[str, LearningSettings]:
+def chosen(tuned: Passes) -> dict[str, LearningSettings]:
     """Return each way's own best settings, by the mean over seeds on the validation part; of equals the first."""
     return {way: min(each, key=each.__getitem__) for way, each in _validated(tuned).items()}
 
 
-def _validated(tuned: Mapping[Pass, Learned]) -> dict[str, dict[LearningSettings, float]]:
+def _validated(tuned: Passes) -> dict[str, dict[LearningSettings, float]]:
     found: dict[str, dict[LearningSettings, list[float]]] = {}
     for one, learned in tuned.items():
         found.setdefault(one.way, {}).setdefault(one.settings, []).append(learned.validation)
@@ -80,15 +83,11 @@ def equals(own: Mapping[str, LearningSettings]) -> tuple[LearningSettings, ...]:
 
 def to_report(own: Mapping[str, LearningSettings], seeds: int) -> list[Pass]:
     """Return the passes after the choice of settings, each once."""
-    wanted = (
-        Pass(way, settings, seed) for seed in range(seeds) for way in own for settings in (own[way], *equals(own))
-    )
+    wanted = (Pass(way, one, seed) for seed in range(seeds) for way in own for one in (own[way], *equals(own)))
     return list(dict.fromkeys(wanted))
 
 
-def judged(
-    tuned: Mapping[Pass, Learned], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
-) -> dict[str, Any]:
+def judged(tuned: Passes, found: Passes, seeds: int, twins: Iterable[str]) -> dict[str, Any]:
     """Return the result of the bench. Returns each way at its own best settings: ``logloss_vs_synchronous`` and
     ``logloss_vs_sequential`` (asynchronous over it, less 1), ``auc_vs_synchronous`` and ``auc_vs_sequential``
     (asynchronous less it), ``foreground_twins`` (policy → examples a unit of time of
@@ -110,9 +109,7 @@ def judged(
     }
 
 
-def _compared(
-    at: Mapping[str, LearningSettings], found: Mapping[Pass, Learned], seeds: int, twins: tuple[str, ...]
-) -> dict[str, Any]:
+def _compared(at: Mapping[str, LearningSettings], found: Passes, seeds: int, twins: tuple[str, ...]) -> dict[str, Any]:
     each = {way: [found[Pass(way, settings, seed)] for seed in range(seeds)] for way, settings in at.items()}
 
     def pairs(way: str) -> list[tuple[Learned, Learned]]:

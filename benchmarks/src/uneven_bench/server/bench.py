@@ -5,7 +5,7 @@ Speed against a plain ZeroMQ copy, 64 workers against four shards for minutes, k
 
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,13 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     (``messages``, ``refused`` by reason, ``seconds``) and ``bar_of_plain``."""
     messages = 50_000 if quick else 1_000_000
 
-    def say(phase: str) -> Callable[[str, float], None]:
-        return lambda state, done: progress(phase, state, done)
-
     with tempfile.TemporaryDirectory(prefix="uneven-server-") as folder:
         place = Path(folder)
-        copy = server_copy.compare(9 if quick else 31, say("copying"), place / "copy")
+        copy = server_copy.compare(9 if quick else 31, partial(progress, "copying"), place / "copy")
         restart = server_restart.compare(
-            150 if quick else 600, 2 if quick else 6, data, say("killing shards"), place / "restart"
+            *((150, 2) if quick else (600, 6)), data, partial(progress, "killing shards"), place / "restart"
         )
-        crowd = server_crowd.endure(20.0 if quick else 600.0, say("a crowd"), place / "crowd")
+        crowd = server_crowd.endure(20.0 if quick else 600.0, partial(progress, "a crowd"), place / "crowd")
     progress("malformed messages", f"{messages:,}", 0.0)
     began_s = time.perf_counter()
     refused = fuzz(messages, seed=0)

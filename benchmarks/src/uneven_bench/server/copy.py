@@ -27,10 +27,8 @@ NEAR = "push and pull, within one machine"
 
 WARM = 3
 
-Say = Callable[[str, float], None]
 
-
-def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
+def compare(rounds: int, say: Callable[[str, float], None], directory: Path) -> dict[str, Any]:
     """Measure all four in turn, ``rounds`` times. Result: ``seconds`` (name → median), ``of`` (ours → plain copy →
     [median, lower, upper quartile] of its time divided by ours, by round: 1 is as fast, 0.5 half as fast), ``bytes``
     each way."""

@@ -26,10 +26,8 @@ WATCHED = 0.9  # the part of the time with measurements
 PARTS = 10  # parts of that time; use is reported for each
 WHAT = ("memory_bytes", "descriptors", "threads")
 
-Say = Callable[[str, float], None]
 
-
-def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
+def endure(seconds: float, say: Callable[[str, float], None], directory: Path) -> dict[str, Any]:
     """Let 64 workers, as threads of four processes, push to four shards and pull from them. Result: ``seconds``,
     ``steps`` (of all workers), ``lost`` (updates missing in the copy at the end), and for shards and workers each of
     ``WHAT`` over time: medians over its tenths, the first of which is the start."""

@@ -18,11 +18,10 @@ WORKERS, SHARDS = 4, 2
 BATCH, RATE, LEAD = 32, 0.5, 3
 CLASSES = 10
 
-Say = Callable[[str, float], None]
 Floats = npt.NDArray[np.float32]
 
 
-def compare(steps: int, kills: int, data: str, say: Say, directory: Path) -> dict[str, Any]:
+def compare(steps: int, kills: int, data: str, say: Callable[[str, float], None], directory: Path) -> dict[str, Any]:
     """Train twice under SSP, with and without ``kills`` (SIGKILL, then a new, empty process).
 
     The model is a linear one with softmax, so that a worker is a thread with numpy and the shards are the heavier part.
