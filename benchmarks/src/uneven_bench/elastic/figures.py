@@ -102,9 +102,7 @@ def _wrong(played: Played, steps: Sequence[logs.LoggedStep], apart: Sequence[int
 
 def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
     """Return all runs of one arm in one case as JSON; a run that did not end is None."""
-    events = [
-        _event(event, pause_s) for run in runs for event, pause_s in zip(run.played.events, run.pauses_s, strict=True)
-    ]
+    events = [_event(*one) for run in runs for one in zip(run.played.events, run.pauses_s, strict=True)]
     errors = [run.replay_error for run in runs if run.replay_error is not None]
     woke = {key: sum(run.played.woke[key] for run in runs) for key in runs[0].played.woke}
     return {

@@ -113,9 +113,7 @@ def capacity(present: Sequence[tuple[float, int]], until_s: float, rate_per_s: C
     of workers from then on, in order of time; ``until_s``: end of the last one; ``rate_per_s``: number of workers →
     samples/s of an undisturbed run."""
     ends_s = [*(at_s for at_s, _ in present[1:]), until_s]
-    return math.fsum(
-        rate_per_s(count) * (end_s - begin_s) for (begin_s, count), end_s in zip(present, ends_s, strict=True)
-    )
+    return math.fsum(rate_per_s(n) * (end_s - begin_s) for (begin_s, n), end_s in zip(present, ends_s, strict=True))
 
 
 def between(measured: dict[int, float]) -> Callable[[int], float]:

@@ -37,9 +37,8 @@ class Orders:
 
     def strike(self, pids: Iterable[int], step: int, kind: str, moment: str, fraction: float) -> None:
         """Let workers strike themselves in a step that none has begun."""
-        self._told["faults"] += [
-            {"pid": pid, "step": step, "kind": kind, "moment": moment, "fraction": fraction} for pid in pids
-        ]
+        fault = {"step": step, "kind": kind, "moment": moment, "fraction": fraction}
+        self._told["faults"] += [fault | {"pid": pid} for pid in pids]
         self._write()
 
     def _write(self) -> None:

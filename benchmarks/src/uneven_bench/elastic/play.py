@@ -17,6 +17,7 @@ from uneven_bench.elastic.orders import Logs, Orders, Tail, exists
 from uneven_bench.elastic.trace import SpotTrace
 from uneven_bench.forked.scripts import Script
 from uneven_bench.harness.marked import running, sweep
+from uneven_bench.harness.show import Told
 
 _LOOK_EVERY_S = 0.01
 _STARTS_WITHIN_S = 90.0
@@ -28,7 +29,6 @@ _AHEAD = 8  # steps until a worker strikes itself, so that it reads the order in
 _COMES_WITHIN_S = 0.8  # the usual seconds from a newcomer's start to its first step
 _AFTERWARDS = 3  # steps after a fault that count as its consequences, in addition to those until the next exchange
 _SAID = 6000  # characters of output that are kept of a run that does not end
-Told = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +273,8 @@ class Player:
         for number, change in enumerate(trace.changes):
             while (left_s := since_s + change.at_s - time.monotonic()) > 0:
                 time.sleep(min(left_s, 1.0))
-                told(
-                    f"{number} of {len(trace.changes)} comings and goings", (time.monotonic() - since_s) / trace.seconds
-                )
+                past = (time.monotonic() - since_s) / trace.seconds
+                told(f"{number} of {len(trace.changes)} comings and goings", past)
             if change.comes:
                 machines[change.machine] = self.arm.join()
             else:

@@ -1,5 +1,6 @@
 """The training script of ``uneven bench elastic``, one loop for each arm. Its argument is a task in JSON."""
 
+import json
 import os
 import sys
 import time
@@ -184,5 +185,5 @@ LOOPS: dict[str, Callable[[ElasticTask], None]] = {"uneven": ours, "ddp": ddp, "
 
 
 if __name__ == "__main__":
-    task = ElasticTask.of(sys.argv[1])
+    task = ElasticTask(**json.loads(sys.argv[1]))
     LOOPS[task.loop](task)

@@ -6,6 +6,8 @@ from random import Random
 
 from uneven.errors import DataError
 
+Series = Sequence[Sequence[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -42,7 +44,7 @@ class SpotTrace:
         return max(count for _, count in self.present)
 
 
-def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
+def window(series: Series, length: int, changes: int) -> int:
     """Return the first stretch of the series with the best match in comings and goings. ``series``: one for each
     machine, all of the same length; a machine is present if its value is not 0; ``length``: of the stretch, in values;
     ``changes``: the wanted number of comings and goings in it. Raises DataError: the series are shorter than the
@@ -60,9 +62,7 @@ def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
     return begin
 
 
-def play(
-    series: Sequence[Sequence[float]], begin: int, length: int, *, seconds: float, stay: int, seed: int
-) -> SpotTrace:
+def play(series: Series, begin: int, length: int, *, seconds: float, stay: int, seed: int) -> SpotTrace:
     """Scale a stretch of the series to ``seconds``. Chance decides between notice and kill."""
     dice = Random(f"{seed}/spot")
     step_s = seconds / length
@@ -76,9 +76,7 @@ def play(
     return SpotTrace(seconds, stay, first, tuple(changes))
 
 
-def sampled(
-    first: Sequence[bool], moves: Sequence[Sequence[float]], step_s: float, length: int
-) -> list[tuple[float, ...]]:
+def sampled(first: Sequence[bool], moves: Series, step_s: float, length: int) -> list[tuple[float, ...]]:
     """Return series of machines from the moments at which they come and go by turns. ``first``: whether each is present
     at the beginning; ``moves``: when it comes or goes, seconds, in order of time; ``step_s``: between two values; each
     is the state in the middle of its step."""

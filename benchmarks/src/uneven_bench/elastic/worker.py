@@ -34,10 +34,6 @@ class ElasticTask:
     workload: dict[str, Any]  # the model and its data
     told: dict[str, Any]  # settings of one loop
 
-    @classmethod
-    def of(cls, text: str) -> "ElasticTask":
-        return cls(**json.loads(text))
-
 
 class Control:
     """The bench's orders, in a file that it may replace at any time."""

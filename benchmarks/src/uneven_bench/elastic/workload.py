@@ -84,10 +84,8 @@ def hidden(entries: int) -> int:
     return max(1, round((math.sqrt(each * each + 4 * entries) - each) / 2))
 
 
-def _dense(width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, CLASSES)
-    )
+def _dense(h: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, h), nn.Tanh(), nn.Linear(h, h), nn.Tanh(), nn.Linear(h, CLASSES))
 
 
 class Counting(nn.Module):

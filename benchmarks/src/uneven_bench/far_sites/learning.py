@@ -38,14 +38,11 @@ def learn(spec: ClusterSpec, policy: str, task: LossTask, steps: int, every: int
         elif isinstance(record, ScalarRecord) and record.name == "accuracy":
             at.append(carried)
 
-    scenario = Scenario(
-        spec=spec, balancer=balancers.resolve("even"), policy=policies.resolve(policy), iterations=steps, seed=seed
-    )
+    even, resolved = balancers.resolve("even"), policies.resolve(policy)
+    scenario = Scenario(spec=spec, balancer=even, policy=resolved, iterations=steps, seed=seed)
     found = train(scenario, task, sink, every=every)
-    return [
-        LossPoint(point.at_s, bytes_, loss, point.accuracy)
-        for point, bytes_, loss in zip(found.points, at, task.losses, strict=True)
-    ]
+    rows = zip(found.points, at, task.losses, strict=True)
+    return [LossPoint(point.at_s, bytes_, loss, point.accuracy) for point, bytes_, loss in rows]
 
 
 def curve(points: Sequence[LossPoint], axis: str) -> list[tuple[float, float]]:
@@ -86,14 +83,13 @@ def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, e
             for found, axis in ((sooner, "seconds"), (fewer, "carried_bytes")):
                 mine, its = (place_of(curve(points, axis), target) for points in (own, bsp))
                 found.append(its / mine if mine and its else None)
+        worse = [own[-1].loss - bsp[-1].loss for own, bsp in zip(each, curves[BSP], strict=True)]
         rows[policy] = {
             "times_sooner": _median(sooner),
             "times_sooner_seeds": sooner,
             "times_fewer_bytes": _median(fewer),
             "final_loss": statistics.median(points[-1].loss for points in each),
-            "final_loss_vs_bsp": statistics.median(
-                own[-1].loss - bsp[-1].loss for own, bsp in zip(each, curves[BSP], strict=True)
-            ),
+            "final_loss_vs_bsp": statistics.median(worse),
             "final_accuracy": statistics.median(points[-1].accuracy for points in each),
             "loss_equal_time": statistics.median(loss_at(points, "seconds", equal_s) for points in each),
             "loss_equal_bytes": statistics.median(loss_at(points, "carried_bytes", equal_bytes) for points in each),

@@ -58,9 +58,8 @@ class SkewedRuns:
             task = NormalizedTask(module, self.data, _RATE, homes.numbers, PART_BATCH)
         else:
             task = LossTask(module, self.data, _RATE)
-        scenario = Scenario(
-            spec=five_sites(), balancer=balancers.resolve("even"), policy=policy, iterations=self.steps, seed=seed
-        )
+        even = balancers.resolve("even")
+        scenario = Scenario(spec=five_sites(), balancer=even, policy=policy, iterations=self.steps, seed=seed)
         traffic = ModelTraffic(homes.sites)
         found = train(scenario, task, every=max(1, self.steps // 12), homes=homes, traffic=traffic)
         last = [point.accuracy for point in found.points[-_LAST:]]

@@ -79,10 +79,8 @@ class NormalizedTask(LossTask):
 
     by_sample = False
 
-    def __init__(
-        self, module: nn.Module, data: Split, learning_rate: float, numbers: Sequence[Tensor], batch: int
-    ) -> None:
-        super().__init__(module, data, learning_rate)
+    def __init__(self, module: nn.Module, data: Split, rate: float, numbers: Sequence[Tensor], batch: int) -> None:
+        super().__init__(module, data, rate)
         self._norms = [one for one in module.modules() if isinstance(one, nn.BatchNorm2d)]
         rng = torch.Generator().manual_seed(0)
         self._batches = [

@@ -25,6 +25,8 @@ from uneven_bench.focus.seen import ScenePart, SceneSeen
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Features = npt.NDArray[np.float32]  # (objects, width)
+Labels = tuple[int, ...]
 
 _NEAREST = 5
 _ROUNDING = 1e-9
@@ -86,21 +88,20 @@ def in_frames(part: ScenePart, label: int, frames: npt.NDArray[np.int64], checke
     return ClassResult(label, recall, precision, checked)
 
 
-def ingest_heavy(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
+def ingest_heavy(seen: SceneSeen, labels: Labels) -> Method:
     """Call the truth network on every object at ingest; a query reads the result."""
-    method = Method("ingest-heavy", len(seen.whole.objects) * seen.call_s)
-    for label in labels:
-        frames = seen.test.seen.frame[seen.test.seen.label == label]
-        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, 0), 0.0)
-    return method
+    return _all_called(Method("ingest-heavy", len(seen.whole.objects) * seen.call_s), seen, labels, at_query=0)
 
 
-def query_all(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
+def query_all(seen: SceneSeen, labels: Labels) -> Method:
     """Call the truth network on every object at the query."""
-    method = Method("query-all", 0.0)
+    return _all_called(Method("query-all", 0.0), seen, labels, at_query=len(seen.test.objects))
+
+
+def _all_called(method: Method, seen: SceneSeen, labels: Labels, at_query: int) -> Method:
     for label in labels:
         frames = seen.test.seen.frame[seen.test.seen.label == label]
-        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, len(seen.test.objects)), 0.0)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, at_query), 0.0)
     return method
 
 
@@ -237,9 +238,7 @@ def _tried(
     whole = differ.returned(part, looked[part.seen.label[looked] == label], answer)
     if most >= 0 and not in_frames(part, label, whole, 0).meets(targets.recall, targets.precision):
         return None
-    thresholds, calls = sure(
-        part, label, score[looked], looked, lambda rows: differ.returned(part, rows, answer), targets
-    )
+    thresholds, calls = sure(part, label, score[looked], looked, lambda at: differ.returned(part, at, answer), targets)
     return calls, most, thresholds
 
 
@@ -251,7 +250,7 @@ class Binary:
     trained_s: float
 
 
-def specialised(part: ScenePart, labels: tuple[int, ...], epochs: int = 15) -> dict[int, Binary]:
+def specialised(part: ScenePart, labels: Labels, epochs: int = 15) -> dict[int, Binary]:
     found = {}
     for label in labels:
         with timed() as spent:
@@ -284,9 +283,7 @@ def chances(network: Cheap, part: ScenePart, rows: Ints | None = None) -> Floats
     return run(network, crops)[0][:, 1].astype(np.float64)
 
 
-def neighbours(
-    seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
-) -> Method:
+def neighbours(seen: SceneSeen, labels: Labels, targets: Targets, feature: Features, ingest_s: float) -> Method:
     """Index all features in FAISS; a query looks up examples of the class and has their neighbours checked. ``feature``
     (objects, width) comes from the cheap network and cost ``ingest_s``."""
     import faiss
@@ -319,7 +316,7 @@ def neighbours(
     return method
 
 
-def _near(index: Any, examples: npt.NDArray[np.float32], share: float) -> Ints:
+def _near(index: Any, examples: Features, share: float) -> Ints:
     found = index.search(examples, max(1, int(share * index.ntotal)))[1]
     return np.unique(found[found >= 0])
 
@@ -328,9 +325,7 @@ def _within(rows: Ints, part: slice) -> Ints:
     return rows[(rows >= part.start) & (rows < part.stop)] - part.start
 
 
-def representatives(
-    seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
-) -> Method:
+def representatives(seen: SceneSeen, labels: Labels, targets: Targets, feature: Features, ingest_s: float) -> Method:
     """Answer TASTI-style: some objects are labelled at ingest, the others score as their five nearest ones do.
     ``feature`` (objects, width) is the cheap network's, not one trained with triplets."""
     with timed() as spent:
@@ -359,7 +354,7 @@ def _in(chosen: Ints, part: slice) -> Bools:
     return np.isin(np.arange(part.start, part.stop), chosen)
 
 
-def furthest_first(feature: npt.NDArray[np.float32], count: int, seed: int = 0) -> Ints:
+def furthest_first(feature: Features, count: int, seed: int = 0) -> Ints:
     """Choose ``count`` rows of ``feature`` (objects, width): three quarters furthest first, the rest at random."""
     draw = np.random.default_rng(seed)
     first = int(draw.integers(len(feature)))

@@ -16,7 +16,7 @@ from uneven.focus.networks import look
 from uneven.focus.pure.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.pure.verdict_propagation import Precedents
 from uneven.focus.tune import Tuned, tune
-from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, timed
+from uneven_bench.focus.baselines import Labels, Method, QueryAnswer, Targets, in_frames, timed
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen
 from uneven_bench.harness.threads import threads
@@ -76,7 +76,7 @@ def taken_in(
         return Ingest(store, scene.source, options, tell).run()
 
 
-def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:
+def asked(seen: SceneSeen, folder: Path, labels: Labels, name: str, ingest_s: float) -> Method:
     """Query every class, each on a fresh index."""
     method = Method(name, ingest_s)
     for label in labels:
@@ -115,7 +115,7 @@ def feature(seen: SceneSeen, tuned: Tuned) -> Looked:
     return look(tuned.candidate, tuned.model, seen.whole.objects.crops)
 
 
-def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tuple[int, ...]) -> list[ClassResult]:
+def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: Labels) -> list[ClassResult]:
     """Return the answers of an index of the whole stream about the test part, without writing one. ``looked`` is the
     output of the setting's network."""
     past = slice(0, seen.test.rows.start)
@@ -132,9 +132,7 @@ def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tup
     return found
 
 
-def ablation(
-    seen: SceneSeen, tuned: Tuned, looked: Looked, labels: tuple[int, ...], targets: Targets
-) -> dict[str, Any]:
+def ablation(seen: SceneSeen, tuned: Tuned, looked: Looked, labels: Labels, targets: Targets) -> dict[str, Any]:
     """Add each part of the idea in turn to the chosen network; the check part decides K, T and Skip_th for each."""
     allowed = {
         "index only": lambda one: one.threshold == 0 and one.skip == OFF and not one.spread,
@@ -168,7 +166,7 @@ def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
     }
 
 
-def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
+def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: Labels) -> dict[str, Any]:
     """Return costs and accuracy of another choice among the same settings."""
     point = choose(tuned.points, targets.recall, targets.precision, policy, tuned.confidence)
     mine = replace(tuned, point=point)

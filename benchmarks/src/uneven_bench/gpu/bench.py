@@ -91,16 +91,13 @@ def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
         told("second order", name, place / 3)
         timed, batch = MODELS[name], _drawn(MODELS[name])
         size = timed.each * EACH
+        kfac = functools.partial(uneven.KFAC, damping=DAMPING, factor_update_steps=10, inv_update_steps=100)
         makers: dict[str, Callable[[nn.Module], StepArm]] = {
             "sgd": lambda model: Plain(model, "sgd"),
             "adamw": lambda model: Plain(model, "adamw"),
             "torch's Muon": lambda model: Plain(model, "muon"),
             "Muon": functools.partial(_part, part=uneven.Muon, batch=size),
-            "K-FAC": functools.partial(
-                _part,
-                part=lambda: uneven.KFAC(damping=DAMPING, factor_update_steps=10, inv_update_steps=100),
-                batch=size,
-            ),
+            "K-FAC": functools.partial(_part, part=kfac, batch=size),
             "SOAP": functools.partial(_part, part=lambda: uneven.SOAP(inv_update_steps=10), batch=size),
         }
         if rival() is not None:

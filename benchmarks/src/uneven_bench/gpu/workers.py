@@ -44,9 +44,8 @@ def pair(me: RankContext, iterations: int) -> dict[str, float]:
     found = {}
     for balance in BALANCES:
         torch.manual_seed(0)
-        found[balance] = _iteration_s(
-            balance, MODELS["resnet20"].make().cuda(), PAIR_BATCH, iterations, SAMPLE_S[me.rank]
-        )
+        model = MODELS["resnet20"].make().cuda()
+        found[balance] = _iteration_s(balance, model, PAIR_BATCH, iterations, SAMPLE_S[me.rank])
     found["limit"] = PAIR_BATCH / sum(1.0 / one for one in SAMPLE_S)
     return found
 

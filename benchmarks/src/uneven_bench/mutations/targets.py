@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import uneven
@@ -70,9 +69,7 @@ class Caught:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> bool:
         self.error = error
         return not isinstance(error, KeyboardInterrupt)
 
@@ -178,9 +175,8 @@ def _search(data: bytes) -> None:
     Path("search.toml").write_bytes(data)
     given = search_file.read(Path("search.toml"))
     terms, plan = part_of(SearchTerms, given), part_of(SearchPlan, given)
-    core = SearchCore(
-        terms, Space(given["space"]), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher)
-    )
+    space, scheduler = Space(given["space"]), schedulers.resolve(plan.scheduler)
+    core = SearchCore(terms, space, scheduler, searchers.resolve(plan.searcher))
     json.dumps(terms.kept() | plan.kept() | {"space": core.space.to_plain()})
     for t in range(1, 6):
         if (one := core.start()) is not None:

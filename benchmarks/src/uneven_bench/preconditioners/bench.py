@@ -51,12 +51,10 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         progress("hooks", "", 0.0)
         found["hook_overhead"] = hook_overhead(5 if quick else 60)
     if "exact" in wanted:
-        found["exact_error"] = {
-            "/".join(map(str, shares)): _play(
-                {"what": "exact", "shares": shares, "rival": shares == [1, 1]}, len(shares), progress
-            )
-            for shares in ([3, 1], *([] if quick else [[5, 3, 2]]), *([] if rival() is None else [[1, 1]]))
-        }
+        found["exact_error"] = {}
+        for shares in ([3, 1], *([] if quick else [[5, 3, 2]]), *([] if rival() is None else [[1, 1]])):
+            task = {"what": "exact", "shares": shares, "rival": shares == [1, 1]}
+            found["exact_error"]["/".join(map(str, shares))] = _play(task, len(shares), progress)
     if "unequal" in wanted:
         isolated = not why_not_isolated()  # stopped workers would stop each other's exchanges too
         found |= {"unequal": {}, "unequal_gain": {}, "unequal_of_limit": {}}

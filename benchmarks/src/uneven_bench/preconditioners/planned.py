@@ -15,24 +15,14 @@ _ITERATIONS = 140
 def planned(told: dict[str, Any], cores: tuple[float, ...], isolated: bool) -> dict[str, Any]:
     """Return seconds of a step in virtual time, by arm, and their error. ``told``: the workers' result; ``isolated``:
     they had separate control groups."""
-    costs = told["costs"]
-    nodes = tuple(
-        Node(name=f"node{rank}", cores=part, period_s=_PERIOD_S * isolated) for rank, part in enumerate(cores)
-    )
-    workload = Workload(
-        global_batch=sum(told["shares"]),
-        gradient_bytes=costs["gradient_bytes"],
-        overhead_core_s=costs["overhead_core_s"],
-        per_sample_core_s=costs["per_sample_core_s"],
-        exchange_core_s=costs["exchange_core_s"],
-    )
+    nodes = tuple(Node(name=f"node{rank}", cores=own, period_s=_PERIOD_S * isolated) for rank, own in enumerate(cores))
+    workload = Workload(global_batch=sum(told["shares"]), **told["costs"])
     found: dict[str, Any] = {"step_s": {}, "error": {}, "shares": {}}
     for arm, balance in (("ours", "lb-bsp"), ("n3", "even")):
         one = preconditioner_from_toml(told["described"][arm], "measured")
         spec = ClusterSpec(name="unequal", nodes=nodes, workload=workload, preconditioner=one)
-        scenario = Scenario(
-            spec=spec, balancer=balancers.resolve(balance), policy=policies.resolve("bsp"), iterations=_ITERATIONS
-        )
+        balancer, bsp = balancers.resolve(balance), policies.resolve("bsp")
+        scenario = Scenario(spec=spec, balancer=balancer, policy=bsp, iterations=_ITERATIONS)
         ends_s: dict[int, float] = {}
 
         def ended(record: Any, ends_s: dict[int, float] = ends_s) -> None:

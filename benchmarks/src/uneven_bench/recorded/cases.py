@@ -28,19 +28,17 @@ _MOST_LOAD = 5.0
 _SAMPLES = 96
 
 
-def announced(seed: int = 0) -> ClusterSpec:
+def announced() -> ClusterSpec:
     """Describe up to two competing processes on every node, at known moments."""
-    loads = [
-        Trace(values=_blocks(np.random.default_rng([seed, 11, rank])), step_s=_GRAIN_S) for rank in range(len(CORES))
-    ]
+    loads = [Trace(values=_blocks(np.random.default_rng([0, 11, rank])), step_s=_GRAIN_S) for rank in range(len(CORES))]
     return _cluster("announced", loads)
 
 
-def bursts(seed: int = 0) -> ClusterSpec:
+def bursts() -> ClusterSpec:
     """Describe four competing processes on every node for 0.15 s, once in six seconds: too short for a forecast."""
     loads = []
     for rank in range(len(CORES)):
-        rng = np.random.default_rng([seed, 12, rank])
+        rng = np.random.default_rng([0, 12, rank])
         values = np.zeros(_BURST_EVERY * 16)
         values[np.arange(16) * _BURST_EVERY + rng.integers(2, _BURST_EVERY - 2, 16)] = _BURST_LOAD
         loads.append(Trace(values=tuple(values.tolist()), step_s=_BURST_S))

@@ -52,11 +52,8 @@ def response(told_per_s: Floats, steps: Sequence[SpeedChange]) -> list[float]:
         told = [(told_per_s[one.worker, one.first + late], one) for one in steps if one.first + late < one.end]
         if not told:
             break
-        found.append(
-            statistics.median(
-                float((speed - one.before_per_s) / (one.after_per_s - one.before_per_s)) for speed, one in told
-            )
-        )
+        parts = ((speed - one.before_per_s) / (one.after_per_s - one.before_per_s) for speed, one in told)
+        found.append(statistics.median(map(float, parts)))
     return found
 
 

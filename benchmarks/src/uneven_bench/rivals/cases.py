@@ -94,12 +94,11 @@ def cases(recorded: Callable[[str], Table | None], seed: int) -> tuple[RivalCase
     return tuple(found)
 
 
-_Described = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+_ByWorker = tuple[float, ...]
+_Described = tuple[_ByWorker, _ByWorker, _ByWorker]
 
 
-def _describe(
-    overhead_s: tuple[float, ...], per_sample_s: tuple[float, ...], launch: float = LAUNCH_PART
-) -> _Described:
+def _describe(overhead_s: _ByWorker, per_sample_s: _ByWorker, launch: float = LAUNCH_PART) -> _Described:
     return tuple((1.0 - launch) * a for a in overhead_s), tuple(launch * a for a in overhead_s), per_sample_s
 
 

@@ -105,19 +105,16 @@ def profiles(case: RivalCase, seed: int) -> list[Cubic]:
     sizes = [2**power for power in range(1, 9)]
     found = []
     for i in range(case.workers):
-        times_s = [
-            median(case.local_s(0, i, size) * math.exp(rng.gauss(0.0, 0.05)) for _ in range(9)) for size in sizes
-        ]
+        times_s = [median(case.local_s(0, i, x) * math.exp(rng.gauss(0.0, 0.05)) for _ in range(9)) for x in sizes]
         found.append(Cubic.fit(sizes, times_s))
     return found
 
 
 def looped(case: RivalCase, balancer: Balancer) -> Loopback:
     """Return the slow loop of all workers, which receives their reports without delay."""
-    n, total = case.workers, case.global_batch
-    decider = Decider(
-        balancer, tuple(range(n)), Limits.uniform(n, total), global_batch=total, lookahead=0, budget=BUDGET
-    )
+    total, limits = case.global_batch, Limits.uniform(case.workers, case.global_batch)
+    members = tuple(range(case.workers))
+    decider = Decider(balancer, members, limits, global_batch=total, lookahead=0, budget=BUDGET)
     return Loopback(Controller(decider, lambda: Forecaster(predictors.resolve(balancer.predictor))))
 
 

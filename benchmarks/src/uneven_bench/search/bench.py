@@ -65,15 +65,8 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
     space = {"x": search.uniform(0, 1)}
 
     def trivial(trials: int, name: str) -> search.SearchResult:
-        return search.run(
-            trainings.trivial,
-            space,
-            metric="score",
-            trials=trials,
-            devices=rivals.SLOTS,
-            progress=False,
-            directory=where / name,
-        )
+        how: dict[str, Any] = {"metric": "score", "devices": rivals.SLOTS, "progress": False}
+        return search.run(trainings.trivial, space, trials=trials, directory=where / name, **how)
 
     def our_s(trials: int, name: str) -> float:
         began_s = time.perf_counter()

@@ -155,11 +155,10 @@ def _of_optuna() -> dict[str, Callable[[], Scheduler]]:
 
     from uneven.search.with_optuna import OptunaPruner
 
+    hyperband = {"min_resource": 1, "max_resource": MAX_T, "reduction_factor": 3}
     return {
         "asha": lambda: OptunaPruner(pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)),
-        "hyperband": lambda: OptunaPruner(
-            pruners.HyperbandPruner(min_resource=1, max_resource=MAX_T, reduction_factor=3)
-        ),
+        "hyperband": lambda: OptunaPruner(pruners.HyperbandPruner(**hyperband)),
         "median": lambda: OptunaPruner(pruners.MedianPruner(n_startup_trials=5)),
     }
 
@@ -197,11 +196,8 @@ def agreement(streams: int) -> dict[str, int] | None:
     agrees = 0
     for seed in range(streams):
         draw = Random(seed)
-        options: dict[str, Any] = {
-            "max_t": draw.choice([9, 27, 40, 100]),
-            "grace_period": draw.choice([1, 2]),
-            "reduction_factor": draw.choice([2, 3, 4]),
-        }
+        options: dict[str, Any] = {"max_t": draw.choice([9, 27, 40, 100]), "grace_period": draw.choice([1, 2])}
+        options["reduction_factor"] = draw.choice([2, 3, 4])
         pair = StoppingAsha(**options), OfRay(AsyncHyperBandScheduler(metric="score", mode="max", **options))
         at: dict[int, float] = {}
         same = True

@@ -51,7 +51,8 @@ def noted(trial: search.Trial) -> None:
     torch.manual_seed(trial.seed)
     model, optimizer = trainings.made(trial.params, int(trial["side"]))  # type: ignore[arg-type]
     for epoch, batches in trial.epochs(model, optimizer, batch_size=trainings.BATCH):
-        _append(Path(str(trial["noted_in"])) / "epochs", f"{os.getpid()} {trial.number} {epoch}")
+        with Path(str(trial["noted_in"]), "epochs").open("a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {trial.number} {epoch}\n")
         trainings.learn(model, optimizer, batches)
         trial.report(accuracy=trainings.accuracy(model, trial.validation()))
 
@@ -63,11 +64,6 @@ def prepared(sample: Sample, folder: Path) -> Sample:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     return light(sample)
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:

@@ -83,11 +83,11 @@ def compared(world: RemedyWorld, folder: Path, seed: int, progress: Progress) ->
     measured = staged(folder, __name__, task, WORKERS, isolated=True, said=progress)
     promised = simulation("recorded", list(journal.read(folder / "recorded").records()), world.texts, seed)
     plain = median(measured["plain"])
+    gains = {one.words: median(measured[one.words]) / plain for one in promised.played[1:]}
+    remedies = {one.words: _compared(promised.gain(one), gains[one.words]) for one in promised.played[1:]}
     return {
         "as_it_was": _compared(promised.played[0].samples_per_s, plain),
-        "remedies": {
-            one.words: _compared(promised.gain(one), median(measured[one.words]) / plain) for one in promised.played[1:]
-        },
+        "remedies": remedies,
     }
 
 

@@ -36,16 +36,11 @@ def cases(workload: Workload) -> dict[str, WorldCase]:
     def case(name: str, nodes: tuple[Node, ...], *events: Event, root: bool = False) -> WorldCase:
         return WorldCase(ClusterSpec(name=name, nodes=nodes, events=events, workload=workload), root)
 
-    narrow = tuple(
-        replace(node, up_bit_per_s=_mbit(50), down_bit_per_s=_mbit(50)) if node.name == "node1" else node
-        for node in _nodes(0.5, 0.35, 0.2, 0.15)
-    )
-    wide = tuple(
-        replace(node, up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400)) for node in _nodes(0.5, 0.35, 0.2, 0.15)
-    )
-    rivals = tuple(
-        replace(node, load=steady(1.0)) if node.name == "node0" else node for node in _nodes(0.4, 0.4, 0.3, 0.2)
-    )
+    first, second, *others = _nodes(0.5, 0.35, 0.2, 0.15)
+    narrow = (first, _linked(second, 50), *others)
+    wide = tuple(_linked(node, 400) for node in (first, second, *others))
+    busy, *calm = _nodes(0.4, 0.4, 0.3, 0.2)
+    rivals = (replace(busy, load=steady(1.0)), *calm)
     replayed = tuple(replace(node, share=_left(loads)) for node, loads in zip(_nodes(*[0.45] * 4), _LOADS, strict=True))
     far = ClusterSpec(name="sites", nodes=_at_sites(0.4, 0.25, 0.4, 0.25, 0.3, 0.15), links=_LINES, workload=workload)
     return {
@@ -76,10 +71,11 @@ def _nodes(*cores: float) -> tuple[Node, ...]:
 
 def _at_sites(*cores: float) -> tuple[Node, ...]:
     """Return two nodes at each of three sites."""
-    return tuple(
-        replace(node, site=_SITES[rank // 2], up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400))
-        for rank, node in enumerate(_nodes(*cores))
-    )
+    return tuple(replace(_linked(node, 400), site=_SITES[rank // 2]) for rank, node in enumerate(_nodes(*cores)))
+
+
+def _linked(node: Node, mbit: float) -> Node:
+    return replace(node, up_bit_per_s=_mbit(mbit), down_bit_per_s=_mbit(mbit))
 
 
 def _mbit(rate: float) -> Trace:

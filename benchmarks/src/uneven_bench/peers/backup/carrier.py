@@ -21,6 +21,7 @@ from uneven_bench.peers.mailbox import Mailbox
 SERVER = 0  # the rank that hosts the server, and is a worker like any other
 _PUSH, _END = 0, 1
 
+MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 MeanLoss = Callable[[int], torch.Tensor]
 """version → the *mean* loss over this rank's samples of that version; all ranks take equally many."""
 
@@ -31,7 +32,7 @@ class _QuorumServer:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        make_optimizer: MakeOptimizer,
         quorum: GradientQuorum,
         inbox: Mailbox,
         outbox: Mailbox,
@@ -96,12 +97,7 @@ class BackupCarrier:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-        *,
-        spares: int = 1,
-        timeout_s: float = 300.0,
+        self, model: nn.Module, make_optimizer: MakeOptimizer, *, spares: int = 1, timeout_s: float = 300.0
     ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         size = dist.get_world_size()

@@ -110,9 +110,8 @@ class FlexRRCarrier:
 
     def _compute(self, what: Compute, cut: tuple[int, ...], loss: SumLoss, state: _Iteration) -> None:
         samples = cut[what.piece]
-        found = torch.autograd.grad(
-            loss(what.owner, what.piece * self._grain, samples), self._parameters, materialize_grads=True
-        )
+        total = loss(what.owner, what.piece * self._grain, samples)
+        found = torch.autograd.grad(total, self._parameters, materialize_grads=True)
         part = state.sums
         if what.number:
             part = state.unsure.setdefault((what.owner, what.number), self._nothing())

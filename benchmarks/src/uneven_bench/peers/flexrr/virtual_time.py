@@ -8,6 +8,9 @@ from uneven.errors import TrainingError
 from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, FlexRRMessage, Rules, Send, Through
 from uneven_bench.peers.flexrr.rule import FlexRR
 
+Seconds = Callable[[int, int, int], float]
+"""(worker, owner, piece) → the time of a piece of an owner's batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlayedIteration:
@@ -23,9 +26,7 @@ class PlayedIteration:
 class _IterationPlay:
     """The events of one iteration."""
 
-    def __init__(
-        self, workers: Sequence[FlexRR], seconds: Callable[[int, int, int], float], message_s: float, attentive: bool
-    ) -> None:
+    def __init__(self, workers: Sequence[FlexRR], seconds: Seconds, message_s: float, attentive: bool) -> None:
         self._workers = workers
         self._seconds = seconds
         self._message_s = message_s
@@ -99,17 +100,11 @@ class _IterationPlay:
 
 
 def play(
-    pieces: Sequence[int],
-    seconds: Callable[[int, int, int], float],
-    *,
-    message_s: float,
-    attentive: bool = False,
-    rules: Rules | None = None,
+    pieces: Sequence[int], seconds: Seconds, *, message_s: float, attentive: bool = False, rules: Rules | None = None
 ) -> PlayedIteration:
-    """Play one iteration. ``pieces``: micro-batches of each worker; ``seconds``: (worker, owner, piece) → time of a
-    piece of an owner's batch; ``message_s``: delay of a message; ``attentive``: a worker receives messages by a thread
-    while it computes; else after the current piece. Raises TrainingError: the rules let a piece be done twice or never;
-    a fault of theirs."""
+    """Play one iteration. ``pieces``: micro-batches of each worker; ``message_s``: delay of a message; ``attentive``: a
+    worker receives messages by a thread while it computes; else after the current piece. Raises TrainingError: the
+    rules let a piece be done twice or never; a fault of theirs."""
     workers = [FlexRR(rank, len(pieces), count, rules=rules) for rank, count in enumerate(pieces)]
     events = _IterationPlay(workers, seconds, message_s, attentive)
     events.run()
