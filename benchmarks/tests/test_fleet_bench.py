@@ -17,8 +17,7 @@ from uneven.cluster.virtual.datasets import images
 from uneven.errors import TrainingError
 from uneven_bench.fleet import bench
 from uneven_bench.fleet import tensor_socket as fleet_socket
-from uneven_bench.fleet import tune as fleet_tune
-from uneven_bench.fleet.baseline import train_member
+from uneven_bench.fleet.baseline import train_member, trial
 from uneven_bench.fleet.cases import BATCH, CASES, WIDTHS, ensemble, member
 from uneven_bench.fleet.tensor_socket_child import EpochBatches, Packing, loader, loader_batches, unpack
 
@@ -55,7 +54,7 @@ def test_every_method_trains_every_member() -> None:
 
 def test_a_trial_of_ray_tune_trains_its_member() -> None:
     asked = ensemble("digits", "preprocessing-light", ("tiny",), samples=40, epochs=1)
-    told = fleet_tune.trial({"member": "tiny"}, asked)
+    told = trial({"member": "tiny"}, asked)
     assert 0.0 <= told["accuracy"] <= 1.0
     assert told["cpu_s"] > 0.0
     assert 0.0 <= told["waited_s"] <= told["took_s"]

@@ -70,14 +70,8 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     found: dict[str, dict[str, list[tuple[float, float]]]] = {model: {way: [] for way in WAYS} for model in MODELS}
     for number, model, way in in_turns(progress, "training", range(rounds), MODELS, WAYS):
         found[model][way].append(_train(MODELS[model](rows), rows, WAYS[way], samples, seed=number))
-    return {
-        "cases": {
-            model: {way: _summary(each, ways[PLAIN]) for way, each in ways.items()} for model, ways in found.items()
-        },
-        "samples": samples,
-        "rounds": rounds,
-        "batch": BATCH,
-    }
+    cases = {model: {way: _summary(each, ways[PLAIN]) for way, each in ways.items()} for model, ways in found.items()}
+    return {"cases": cases, "samples": samples, "rounds": rounds, "batch": BATCH}
 
 
 def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int) -> tuple[float, float]:

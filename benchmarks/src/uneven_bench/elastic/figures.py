@@ -156,13 +156,8 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of the whole bench."""
     ours = [case[OURS] for name, case in found.items() if name not in (OVERHEAD, *SPOT) and OURS in case]
     events = [event for case in ours for event in case["events"]]
-    small = [
-        event
-        for name, case in found.items()
-        if name in ("faults", "stop", "cut") and OURS in case
-        for event in case[OURS]["events"]
-        if event["victims"] <= 1
-    ]
+    struck = [case[OURS] for name, case in found.items() if name in ("faults", "stop", "cut") and OURS in case]
+    small = [event for case in struck for event in case["events"] if event["victims"] <= 1]
     counted = [*ours, *(case for name, case in found.items() if name == f"spot-{OURS}" and case)]
     errors = [case["replay_error"] for case in ours if case["replay_error"] is not None]
     spots = {arm: found.get(name, {}).get("goodput") for name, arm in SPOT.items()}

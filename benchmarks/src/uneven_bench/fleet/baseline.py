@@ -1,4 +1,8 @@
-"""One pipeline per member: each slot trains one member with torch's data loader, without sharing."""
+"""One pipeline per member: each slot trains one member with torch's data loader, without sharing.
+
+Also as trials of Ray Tune: a core and a pipeline each, one per slot at a time. Every trial runs to its end, so Tune's
+choice of trials is not used. The next trial reuses its processes, and Ray starts before the clock.
+"""
 
 import resource
 import time
@@ -13,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
 from uneven.runtime.jobs.call import starter
+from uneven_bench.harness.ray_rival import ray_cluster, ray_fit
 
 # A loader's processes as in a plain script: a fork starts in no time.
 FORKED: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"}
@@ -118,3 +123,26 @@ def figures(wall_s: float, accuracy: dict[str, float], **more: float) -> dict[st
     """Return the figures of a training: those of a method that neither shares, plans nor saves, and ``more``."""
     none = {"checkpoint_share": 0.0, "scheduling_share": 0.0, "sharing": 1.0}
     return {"wall_s": wall_s, **none, **more, "accuracy": accuracy}
+
+
+def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
+    """Train the member of this name in a process of Ray, and return the figures for Tune."""
+    return train_member(ensemble, config["member"])
+
+
+def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
+    """Train every member as a trial, and return the figures of ``uneven bench fleet`` and ``started_s``, the start of
+    Ray. Raises TrainingError: a trial failed."""
+    from ray import tune
+
+    began_s = time.perf_counter()
+    with ray_cluster(slots):
+        started_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        trainable = tune.with_parameters(trial, ensemble=ensemble)
+        found = ray_fit(trainable, {"member": tune.grid_search(list(ensemble.members))})
+        wall_s = time.perf_counter() - began_s
+        if found.errors:
+            raise TrainingError(f"Ray Tune: {found.errors[0]}")
+        told = [found[place].metrics or {} for place in range(len(found))]
+    return alone(wall_s, {one["config"]["member"]: one for one in told}, started_s=started_s)

@@ -16,10 +16,9 @@ from uneven.errors import TrainingError
 from uneven.fleet.engine.fleet_options import Options
 from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven_bench.fleet.baseline import baseline, figures
+from uneven_bench.fleet.baseline import baseline, figures, ray_tune
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet.tensor_socket import tensorsocket
-from uneven_bench.fleet.tune import ray_tune
 from uneven_bench.fleet_plan.optimal import best_rounds_s
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 from uneven_bench.harness.figures import in_turns

@@ -88,14 +88,11 @@ class Processes:
 
     def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
         """Start a process, which may start others."""
-        child = Child(
-            self._events,
-            name,
-            target,
-            arguments,
-            heard=self._heard,
-            ended=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
-        )
+
+        def ended(child: Child) -> None:
+            self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",))
+
+        child = Child(self._events, name, target, arguments, heard=self._heard, ended=ended)
         self._children.append(child)
         return child
 

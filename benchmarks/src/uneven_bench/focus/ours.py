@@ -142,13 +142,8 @@ def ablation(seen: SceneSeen, tuned: Tuned, looked: Looked, labels: Labels, targ
     }
     found: dict[str, Any] = {}
     for name, may in allowed.items():
-        mine = [
-            point
-            for point in tuned.points
-            if may(point.setting)
-            and point.setting.network == looked.name
-            and point.meets(targets.recall, targets.precision)
-        ]
+        known = [one for one in tuned.points if one.setting.network == looked.name and may(one.setting)]
+        mine = [one for one in known if one.meets(targets.recall, targets.precision)]
         setting = min(mine, key=lambda point: point.query).setting if mine else None
         found[name] = None if setting is None else summed(setting, answered(seen, looked, setting, labels))
     return found

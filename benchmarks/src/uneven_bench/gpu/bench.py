@@ -32,12 +32,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     ``alone``). Raises ConfigError: this machine has no CUDA device. UnknownNameError: no such case."""
     if not torch.cuda.is_available():
         raise ConfigError("uneven bench gpu needs a CUDA device, and torch sees none: `uneven doctor` says why")
-    cases: dict[str, Callable[[bool, Progress], dict[str, Any]]] = {
-        "session": _session,
-        "second-order": _second_order,
-        "pair": _pair,
-        "unlike": _unlike,
-    }
+    cases = {"session": _session, "second-order": _second_order, "pair": _pair, "unlike": _unlike}
     wanted = chosen(case, cases)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     try:

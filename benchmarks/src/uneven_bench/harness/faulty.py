@@ -35,13 +35,9 @@ Played = TypeVar("Played", bound=PlayedCase)
 def summary(seed: int, played: Sequence[PlayedCase], kinds: Iterable[str]) -> dict[str, Any]:
     """Return the common keys: ``seed``, ``faults`` and ``right`` (numbers of cases), ``longest_s`` and ``kinds`` (the
     number of each)."""
-    return {
-        "seed": seed,
-        "faults": len(played),
-        "right": sum(not one.wrong for one in played),
-        "longest_s": max(one.took_s for one in played),
-        "kinds": dict(sorted(Counter(kinds).items())),
-    }
+    right, longest_s = sum(not one.wrong for one in played), max(one.took_s for one in played)
+    counted = dict(sorted(Counter(kinds).items()))
+    return {"seed": seed, "faults": len(played), "right": right, "longest_s": longest_s, "kinds": counted}
 
 
 def wrong_ends(played: Iterable[PlayedCase]) -> list[dict[str, Any]]:

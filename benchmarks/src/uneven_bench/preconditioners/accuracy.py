@@ -1,11 +1,15 @@
-"""Epochs and processor seconds to a target, in one process of one thread, each method at the best of a small grid."""
+"""Epochs and processor seconds to a target, in one process of one thread, each method at the best of a small grid.
+
+Also the cost of K-FAC's hooks in a step in which they do nothing.
+"""
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -15,8 +19,11 @@ from torch import Tensor, nn
 import uneven
 from uneven.cluster.virtual.datasets import images
 from uneven.testing.callbacks import alone
+from uneven_bench.harness.figures import by_turns
 from uneven_bench.harness.show import Told
+from uneven_bench.harness.threads import threads
 from uneven_bench.preconditioners.arms import optimizers
+from uneven_bench.preconditioners.models import MODELS
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -209,13 +216,7 @@ def to_target(
 def blow_ups(data: str, told: Told, most: int = 24) -> dict[str, Any]:
     """Count the settings of ``most`` that blow up or stick with a fixed λ, and with an adaptive one from the same
     start."""
-    grid = [
-        (name, lr, damping, clip)
-        for name in ("regression", "autoencoder", "cnn")
-        for lr in (0.03, 0.1)
-        for damping in (0.03, 0.3)
-        for clip in (None, 0.01)
-    ]
+    grid = [*product(("regression", "autoencoder", "cnn"), (0.03, 0.1), (0.03, 0.3), (None, 0.01))]
     grid = grid[:: len(grid) // most]
     found: dict[str, list[Any]] = {"fixed": [], "adaptive": []}
     everything = tasks(data)
@@ -226,3 +227,25 @@ def blow_ups(data: str, told: Told, most: int = 24) -> dict[str, Any]:
             if one.blown:
                 found[which].append([name, lr, damping, clip])
     return {"settings": len(grid), **{which: len(them) for which, them in found.items()}, "which": found}
+
+
+@threads()
+def hook_overhead(repeats: int) -> float:
+    """Return processor time of forward and backward pass with hooks on all layers, over that without; one thread, by
+    turns."""
+    timed = MODELS["resnet20"]
+    plain, hooked = timed.make(), timed.make()
+    optimizer = torch.optim.SGD(hooked.parameters(), lr=0.1)
+    part = uneven.KFAC(factor_update_steps=10, inv_update_steps=100, grad_worker_fraction=1.0)
+    alone(hooked, optimizer, part)
+    part.clock = 1
+    part.stepped()
+    x, y = timed.draw(timed.each)
+
+    def passes(model: nn.Module) -> None:
+        F.cross_entropy(model(x), y).backward()
+
+    arms = {"plain": partial(passes, plain), "hooked": partial(passes, hooked)}
+    taken = by_turns(arms, repeats, warm=3, clock=time.process_time)
+    part.close()
+    return statistics.median(taken["hooked"]) / statistics.median(taken["plain"]) - 1.0

@@ -8,9 +8,8 @@ from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolat
 from uneven.errors import UnknownNameError
 from uneven_bench.harness.show import Progress
 from uneven_bench.harness.worker import staged
-from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target
+from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, hook_overhead, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
-from uneven_bench.preconditioners.hooks import hook_overhead
 from uneven_bench.preconditioners.planned import planned
 
 _WORKER = "uneven_bench.preconditioners.worker"

@@ -85,13 +85,8 @@ def _read(name: str, place: Path) -> RecordedRun:
     begins_s, ends_s = _times(place / RUN)
     spec = load_cluster(place / DESCRIPTION)
     steps = find(case.speeds_per_s, ends_s - begins_s, [node.load for node in spec.nodes])
-    known = name == cases.ANNOUNCED
-    return RecordedRun(
-        case,
-        [one for one in steps if one.first >= case.scored_from] if known else [],
-        statistics.median(np.diff(ends_s).tolist()),
-        float(ends_s[-1] - begins_s),
-    )
+    scored = [one for one in steps if name == cases.ANNOUNCED and one.first >= case.scored_from]
+    return RecordedRun(case, scored, statistics.median(np.diff(ends_s).tolist()), float(ends_s[-1] - begins_s))
 
 
 def _times(run: Path) -> tuple[float, Floats]:

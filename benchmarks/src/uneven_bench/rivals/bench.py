@@ -49,21 +49,18 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     for same in zip(*played, strict=True):
         name = same[0].name
         limits = [oracle(case) for case in same]
-        found[name] = {
-            "oracle": summary(limits, limits),
-            "foreseen": summary([foreseen(case) for case in same], limits),
-        }
+        known = [foreseen(case) for case in same]
+        found[name] = {"oracle": summary(limits, limits), "foreseen": summary(known, limits)}
         for method, play in methods().items():
             progress("rivals", f"{name}: {method}", sum(len(rows) - 2 for rows in found.values()) / steps)
             found[name][method] = summary([play(case, seed) for seed, case in enumerate(same)], limits)
     leaders = {name: best_rival(rows) for name, rows in found.items()}
+    gains = {name: rows[OURS]["of_limit"] / rows[leaders[name]]["of_limit"] for name, rows in found.items()}
     return {
         "cases": found,
         "ours": OURS,
         "best_rival": leaders,
-        "gain_over_best_rival": {
-            name: rows[OURS]["of_limit"] / rows[leaders[name]]["of_limit"] for name, rows in found.items()
-        },
+        "gain_over_best_rival": gains,
         "of_foreseen": {name: rows[OURS]["of_limit"] / rows["foreseen"]["of_limit"] for name, rows in found.items()},
         "flicker": {name: flickering(use, seeds) for name, use in uses(recorded.get("use")).items()},
         "seeds": seeds,

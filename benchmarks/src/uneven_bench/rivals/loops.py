@@ -75,12 +75,8 @@ def _knowing(case: RivalCase, slow: Factors) -> RivalOutcome:
     totals, limits = SettledTotals(case.workers), Limits.uniform(case.workers, case.global_batch)
     for k in range(ITERATIONS):
         factors = slow[k].tolist()
-        fixed_s = [
-            factor * (step_s + launch_s) + moved_s
-            for factor, step_s, launch_s, moved_s in zip(
-                factors, case.step_s, case.launch_s, case.transfer_s[k].tolist(), strict=True
-            )
-        ]
+        costs = zip(factors, case.step_s, case.launch_s, case.transfer_s[k].tolist(), strict=True)
+        fixed_s = [factor * (step_s + launch_s) + moved_s for factor, step_s, launch_s, moved_s in costs]
         slopes_s = [factor * slope_s for factor, slope_s in zip(factors, case.per_sample_s, strict=True)]
         seconds = [Cubic(*cost).seconds for cost in zip(fixed_s, slopes_s, strict=True)]
         _iteration(case, k, earliest(seconds, case.global_batch, limits), totals)

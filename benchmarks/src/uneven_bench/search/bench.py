@@ -224,11 +224,6 @@ def _virtual_gain(space: Space, trials: int, seed: int) -> float:
     for placing in PLACINGS:
         terms = SearchTerms(metric="score", trials=trials, max_t=9, seed=seed)
         core = SearchCore(terms, space, schedulers.resolve("fifo"), searchers.resolve("random"))
-        ends_s[placing] = simulate(
-            core,
-            lambda trial, t: t,
-            speeds=trainings.SHARES,
-            costs=lambda trial: float(trial.params["cost"] or 1),
-            placer=Placer(placing_named(placing)),
-        ).end_s
+        how: dict[str, Any] = {"speeds": trainings.SHARES, "costs": lambda trial: float(trial.params["cost"] or 1)}
+        ends_s[placing] = simulate(core, lambda _, t: t, placer=Placer(placing_named(placing)), **how).end_s
     return ends_s["first-come"] / ends_s["planned"]

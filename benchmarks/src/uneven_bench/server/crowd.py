@@ -49,21 +49,14 @@ def endure(seconds: float, say: Callable[[str, float], None], directory: Path) -
         wait_for(lambda: len(list(directory.glob("held-*"))) == PROCESSES, "the workers' last pull", left_s + 60.0)
         steps = sum(int(path.read_text()) for path in directory.glob("steps-*"))
         held = {float(path.read_text()) for path in directory.glob("held-*")}
-    return {
-        "seconds": seconds,
-        "steps": steps,
-        "lost": steps - min(held),
-        **{name: _over_time(rows) for name, rows in seen.items()},
-    }
+    use = {name: _over_time(rows) for name, rows in seen.items()}
+    return {"seconds": seconds, "steps": steps, "lost": steps - min(held), **use}
 
 
 def _use(pids: list[int]) -> tuple[int, int, int]:
     ones = [psutil.Process(pid) for pid in pids]
-    return (
-        sum(one.memory_info().rss for one in ones),
-        sum(one.num_fds() for one in ones),
-        sum(one.num_threads() for one in ones),
-    )
+    threads = sum(one.num_threads() for one in ones)
+    return sum(one.memory_info().rss for one in ones), sum(one.num_fds() for one in ones), threads
 
 
 def _over_time(rows: list[tuple[int, int, int]]) -> dict[str, list[float]]:

@@ -133,12 +133,8 @@ def exchanged(ways: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def overall(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the keys of the whole bench from those of its cases; None if no played case has them."""
-    shares = [
-        (case["policies"][name]["of_unsynchronised"], name, key)
-        for key, case in cases.items()
-        for name in SHADOWS
-        if name in case["policies"]
-    ]
+    pairs = [(name, key) for key, case in cases.items() for name in SHADOWS if name in case["policies"]]
+    shares = [(cases[key]["policies"][name]["of_unsynchronised"], name, key) for name, key in pairs]
     worst = min(shares, default=None)
     floors = [one["of_bare"] for case in cases.values() for name, one in case["policies"].items() if name in SHADOWS]
     floor = min((one for one in floors if one is not None), default=None)

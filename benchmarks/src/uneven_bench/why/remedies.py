@@ -85,10 +85,7 @@ def compared(world: RemedyWorld, folder: Path, seed: int, progress: Progress) ->
     plain = median(measured["plain"])
     gains = {one.words: median(measured[one.words]) / plain for one in promised.played[1:]}
     remedies = {one.words: _compared(promised.gain(one), gains[one.words]) for one in promised.played[1:]}
-    return {
-        "as_it_was": _compared(promised.played[0].samples_per_s, plain),
-        "remedies": remedies,
-    }
+    return {"as_it_was": _compared(promised.played[0].samples_per_s, plain), "remedies": remedies}
 
 
 def _compared(expected: float, measured: float) -> dict[str, float]:

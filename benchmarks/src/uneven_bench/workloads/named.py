@@ -24,9 +24,5 @@ def workload(name: str, data: str = "digits") -> TrainingWorkload:
 
 def _convolutional(data: str) -> TrainingWorkload:
     found = images(data)
-    return TrainingWorkload(
-        about=f"a convolutional network of width {WIDTH} on {data}",
-        train=found.train,
-        test=found.test,
-        make=lambda: network(found, WIDTH),
-    )
+    about = f"a convolutional network of width {WIDTH} on {data}"
+    return TrainingWorkload(about=about, train=found.train, test=found.test, make=lambda: network(found, WIDTH))

@@ -47,12 +47,8 @@ class Epochs:
         for rank, seen in zip(view.members, view.observed, strict=True):
             newest, samples, local_s, iterations = self._sums.get(rank, (-1, 0, 0.0, 0))
             if seen is not None and seen.iteration > newest and seen.samples > 0 and seen.local_s > 0:
-                self._sums[rank] = (
-                    seen.iteration,
-                    samples + seen.samples,
-                    local_s + seen.local_s,
-                    iterations + seen.iterations,
-                )
+                sums = samples + seen.samples, local_s + seen.local_s, iterations + seen.iterations
+                self._sums[rank] = (seen.iteration, *sums)
         rows = [self._sums.get(rank, (-1, 0, 0.0, 0)) for rank in view.members]
         ended = min(newest for newest, *_ in rows) + 1
         if ended < self._end or not all(iterations for *_, iterations in rows):
