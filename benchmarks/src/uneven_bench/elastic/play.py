@@ -314,14 +314,8 @@ class Player:
         self.arm.close_head()
         self.wait(lambda: not any(True for _ in running(self.arm.folder)), _GONE_WITHIN_S if over else 0.0)
         left = sum(1 for _ in running(self.arm.folder))
-        return Played(
-            logs=tuple(self.logs.all()),
-            events=tuple(self.events),
-            woke=self.woke,
-            left=left if over else 0,
-            over=over,
-            said="" if over else self.arm.said()[-_SAID:],
-        )
+        logs, events, said = tuple(self.logs.all()), tuple(self.events), "" if over else self.arm.said()[-_SAID:]
+        return Played(logs=logs, events=events, woke=self.woke, left=left if over else 0, over=over, said=said)
 
 
 @contextmanager

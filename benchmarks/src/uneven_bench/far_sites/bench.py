@@ -105,13 +105,8 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``time_to_loss_vs_bsp`` and ``final_loss_vs_bsp``: case → policy → figure."""
     worlds = {f"{task}, {name}": one for task, each in found["virtual"].items() for name, one in each.items()}
     worlds |= found["emulated"]
-    return {
-        "time_to_loss_vs_bsp": {
-            name: {policy: row["times_sooner"] for policy, row in one["policies"].items()}
-            for name, one in worlds.items()
-        },
-        "final_loss_vs_bsp": {
-            name: {policy: row["final_loss_vs_bsp"] for policy, row in one["policies"].items()}
-            for name, one in worlds.items()
-        },
-    }
+
+    def of(key: str) -> dict[str, dict[str, Any]]:
+        return {name: {who: row[key] for who, row in one["policies"].items()} for name, one in worlds.items()}
+
+    return {"time_to_loss_vs_bsp": of("times_sooner"), "final_loss_vs_bsp": of("final_loss_vs_bsp")}

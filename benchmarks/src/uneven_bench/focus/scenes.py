@@ -75,13 +75,8 @@ def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) 
 
 def synthetic(have: Pictures, seconds: int) -> Scene:
     """Return the stream as a scene; its first half is the sample."""
-    return Scene(
-        source=stream(have, seconds, seed=0),
-        truth=Truth(have.network, side=SIDE),
-        learn_s=seconds / 4,
-        check_s=seconds / 4,
-        quality=have.quality,
-    )
+    source, truth = stream(have, seconds, seed=0), Truth(have.network, side=SIDE)
+    return Scene(source=source, truth=truth, learn_s=seconds / 4, check_s=seconds / 4, quality=have.quality)
 
 
 def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:

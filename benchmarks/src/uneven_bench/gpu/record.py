@@ -142,14 +142,9 @@ def _one(part: Part, within_s: float, result: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _running(line: Sequence[str], more: dict[str, str], *, quiet: bool) -> Iterator[subprocess.Popen[str]]:
     """Run a command in its own session, of which nothing is left at the end."""
+    piped = subprocess.PIPE if quiet else None
     process = subprocess.Popen(
-        line,
-        cwd=ROOT,
-        env={**os.environ, **more},
-        stdout=subprocess.PIPE if quiet else None,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        start_new_session=True,
+        line, cwd=ROOT, env={**os.environ, **more}, stdout=piped, stderr=piped, text=True, start_new_session=True
     )
     try:
         yield process

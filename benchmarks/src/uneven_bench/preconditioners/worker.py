@@ -127,11 +127,10 @@ def exact(me: StageWorker) -> dict[str, Any]:
     batch, found = 16 * len(parts), {}
     own = [batch * one // sum(parts) for one in parts]
     own[0] += batch - sum(own)
+    how: dict[str, Any] = {"factor_update_steps": 2, "inv_update_steps": 4, "grad_worker_fraction": 1 / len(parts)}
     makers = {
-        "kfac": lambda: uneven.KFAC(
-            damping=DAMPING, factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)
-        ),
-        "soap": lambda: uneven.SOAP(factor_update_steps=2, inv_update_steps=4, grad_worker_fraction=1 / len(parts)),
+        "kfac": lambda: uneven.KFAC(damping=DAMPING, **how),
+        "soap": lambda: uneven.SOAP(**how),
         "muon": uneven.Muon,
     }
     for name, make in makers.items():

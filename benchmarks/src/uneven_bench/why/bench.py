@@ -174,13 +174,7 @@ def _part(right: list[bool]) -> float | None:
 def _overhead(step_s: float, pairs: int) -> dict[str, float]:
     """Return the ratios of a step with the measurement to one without, paired within a job."""
     measured = [pair for one in run_ranks(2, overhead, step_s, pairs, timeout_s=600.0) for pair in one]
-    ratios, walls = (Spread.of(each) for each in zip(*measured, strict=True))
-    return {
-        "pairs": pairs,
-        "ratio": round(ratios.median, 4),
-        "least": round(ratios.low, 4),
-        "most": round(ratios.high, 4),
-        "wall": round(walls.median, 4),
-        "wall_least": round(walls.low, 4),
-        "wall_most": round(walls.high, 4),
-    }
+    spreads = [Spread.of(each) for each in zip(*measured, strict=True)]
+    keys = ("ratio", "least", "most", "wall", "wall_least", "wall_most")
+    figures = [round(one, 4) for each in spreads for one in (each.median, each.low, each.high)]
+    return {"pairs": pairs, **dict(zip(keys, figures, strict=True))}

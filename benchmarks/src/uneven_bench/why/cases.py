@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 KINDS = ("ddp", "fsdp2", "plain")
 # The disturbance of one worker → the answers that are right.
@@ -55,15 +56,7 @@ def drawn(seed: int, causes: int, equal: int) -> list[WhyCase]:
     for number in range(causes + equal):
         disturbed = number < causes
         cause, kind = pairs[number % len(pairs)] if disturbed else (EQUAL[number % 2], KINDS[number % 3])
-        made.append(
-            WhyCase(
-                number=number,
-                kind=kind,
-                disturbance=cause,
-                rank=rng.randrange(WORKERS) if disturbed else -1,
-                severity=rng.random(),
-                steps=rng.randrange(50, 80),
-                seed=rng.randrange(2**31),
-            )
-        )
+        rank = rng.randrange(WORKERS) if disturbed else -1
+        drawn: dict[str, Any] = {"severity": rng.random(), "steps": rng.randrange(50, 80), "seed": rng.randrange(2**31)}
+        made.append(WhyCase(number=number, kind=kind, disturbance=cause, rank=rank, **drawn))
     return made

@@ -58,16 +58,11 @@ def svm() -> TrainingWorkload:
     else:
         rows, labels, held_out, features = _made_up()
         about = f"a linear SVM on made-up sparse rows, for {DATA_VARIABLE} has no {_FILE}"
+    train, test = (_tensors(rows[part], labels[part]) for part in (~held_out, held_out))
     return TrainingWorkload(
-        about=about,
-        train=_tensors(rows[~held_out], labels[~held_out]),
-        test=_tensors(rows[held_out], labels[held_out]),
-        make=lambda: LinearSVM(features),
-        loss=hinge,
-        right=same_sign,
-        rate=0.05,
-        whole=True,
-    )
+        about=about, train=train, test=test, make=lambda: LinearSVM(features), loss=hinge, right=same_sign,
+        rate=0.05, whole=True,
+    )  # fmt: skip
 
 
 def _urls(path: Path) -> tuple[Rows, npt.NDArray[np.float32], npt.NDArray[np.bool_], int]:

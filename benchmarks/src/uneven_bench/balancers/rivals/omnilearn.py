@@ -90,13 +90,9 @@ class OmniLearn(Balancer):
         if epoch is None:
             return Split(present, "omnilearn: in the midst of an epoch")
         mean = view.global_batch / len(view.members)
+        times_s, least, most = [worker.iteration_s for worker in epoch], self._least * mean, self._most * mean
         batches = omnilearn_round(
-            present,
-            [worker.iteration_s for worker in epoch],
-            total=view.global_batch,
-            dead_band=self._dead_band,
-            least=self._least * mean,
-            most=self._most * mean,
+            present, times_s, total=view.global_batch, dead_band=self._dead_band, least=least, most=most
         )
         shares = proportional([max(b, 0) for b in batches], view.global_batch, view.limits)
         drift = sum(batches) - view.global_batch
