@@ -57,6 +57,10 @@ def drawn(seed: int, causes: int, equal: int) -> list[WhyCase]:
         disturbed = number < causes
         cause, kind = pairs[number % len(pairs)] if disturbed else (EQUAL[number % 2], KINDS[number % 3])
         rank = rng.randrange(WORKERS) if disturbed else -1
-        drawn: dict[str, Any] = {"severity": rng.random(), "steps": rng.randrange(50, 80), "seed": rng.randrange(2**31)}
-        made.append(WhyCase(number=number, kind=kind, disturbance=cause, rank=rank, **drawn))
+        chance: dict[str, Any] = {
+            "severity": rng.random(),
+            "steps": rng.randrange(50, 80),
+            "seed": rng.randrange(2**31),
+        }
+        made.append(WhyCase(number=number, kind=kind, disturbance=cause, rank=rank, **chance))
     return made
