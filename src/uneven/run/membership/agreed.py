@@ -40,6 +40,7 @@ class AgreedMembers(ElasticRun):
     def _tell(self, generation: Generation, pause_s: float) -> None:
         if not self.aside:  # otherwise the thread of the rounds has done so
             self.rounds.renew(generation)
+            self.rounds.announced()  # drops them: they have the places of the members before
         super()._tell(generation, pause_s)
 
     def step_over(self) -> None:

@@ -344,6 +344,17 @@ def test_a_worker_that_leaves_is_between_two_steps_and_the_others_go_on(crew: Cr
     assert one.sum() == 1.0
 
 
+def test_an_announcement_of_a_worker_that_is_lost_meanwhile_makes_no_other_leave(crew: Crew) -> None:
+    """Announcements are by place, and the next member has its place now."""
+    one, two, three = crew.founders(FOREGROUND, 3)
+    one.elastic.leave()
+    together(one.sum, two.sum, three.sum)
+    two.membership.board.remove_member(0, "it was killed")
+    together(*(partial(worker.sum, words=False) for worker in (two, three)))
+    together(two.elastic.step_over, three.elastic.step_over)
+    assert {worker.membership.members for worker in (two, three)} == {(1, 2)}
+
+
 # -------------------------------------------------------------------- newcomers
 def let_in(worker: Worker, sync: str, *newcomers: int) -> None:
     """Wait until all of these ask, and make rounds until they are in.
