@@ -90,15 +90,17 @@ def successor(
         asking: workers that want to join → their introductions, in the order of their requests.
         most: the largest number of members.
     """
-    there = [one for one in old.members if one in said and one not in gone and not said[one].leaving]
-    stay = [one for one in there if not said[one].new]
+    there = [one for one in old.members if one in said and one not in gone]
+    able = [one for one in there if not said[one].new]  # these have the state of the run
+    waiting = {**{one: old.came[str(one)] for one in there if said[one].new}, **asking}
+    # If all of them leave, one stays until a newcomer has the state.
+    stay = [one for one in able if not said[one].leaving] or able[: bool(waiting) and most > 1]
     furthest = max((said[one].exchanges for one in stay), default=old.exchange)
     lacking = any(said[one].exchanges < furthest for one in stay)
     donor = next(one for one in stay if said[one].exchanges == furthest) if lacking else None
     came: dict[int, dict[str, Any]] = {}
     if all(said[one].between for one in stay) and not lacking:  # newcomers cannot take part in an exchange that is owed
-        earlier = {one: old.came[str(one)] for one in there if said[one].new}
-        came = dict(list({**earlier, **asking}.items())[: max(0, most - len(stay))])
+        came = dict(list(waiting.items())[: max(0, most - len(stay))])
     members = tuple(sorted((*stay, *came)))
     left = tuple(one for one in old.members if one not in members)
     return Generation(

@@ -169,7 +169,7 @@ class ElasticCommunicator:
 
         Args:
             between: whether this worker is between two steps, so that newcomers can join.
-            leaving: whether it leaves with this change.
+            leaving: whether it leaves with this change, unless a newcomer needs its state.
             new: whether it has joined and not received the state of the run yet.
         """
         while True:
@@ -194,7 +194,7 @@ class ElasticCommunicator:
                 new=new,
             )
             made = self.membership.agree(said)
-            if leaving:
+            if self.membership.worker not in made.members:
                 return made
             try:
                 self.circle = self.membership.circle("exchanges")
@@ -223,13 +223,14 @@ class ElasticCommunicator:
             if lacking:
                 piece.sent = sent
 
-    def serve(self, *, between: bool = False) -> Generation:
+    def serve(self, *, between: bool = False, leaving: bool = False) -> Generation:
         """Form the next generation with the others outside of any exchange, and send them the sums that they lack.
-        See :meth:`next_generation` for ``between``."""
+        See :meth:`next_generation` for ``between`` and ``leaving``."""
         while True:
-            began_s, new = time.monotonic(), self.next_generation(between=between)
+            began_s, new = time.monotonic(), self.next_generation(between=between, leaving=leaving)
             try:
-                self._take_up(new, began_s, lacking=False)
+                if self.membership.worker in new.members:
+                    self._take_up(new, began_s, lacking=False)
             except GroupAborted:
                 continue
             return new

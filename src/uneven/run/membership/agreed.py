@@ -54,10 +54,10 @@ class AgreedMembers(ElasticRun):
             return  # a newcomer starts from a merged model without gradients; the next exchange announces it again
         # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
         through = LEAVING not in announced or self.rounds.all_through()
-        if through and announced[self.membership.place] == LEAVING and self.may_leave(announced):
-            self.rounds.next_generation(between=True, leaving=True)
-            self._leave()
-        while (new := self.rounds.serve(between=True)).came:
+        leaves = through and announced[self.membership.place] == LEAVING and self.may_leave(announced)
+        while (new := self.rounds.serve(between=True, leaving=leaves)).came or leaves:
+            if self.membership.worker not in new.members:
+                self._leave()
             self.wrap_again()
             try:
                 if self.membership.worker in self.membership.donors(new).values():
@@ -152,12 +152,9 @@ class BackgroundMembers(AgreedMembers):
         # After a recovery of this exchange the members have already changed here.
         if self.membership.generation.exchange == self.rounds.exchanges:
             return
-        if said[self.membership.place] == LEAVING:
-            self.rounds.next_generation(between=open_, leaving=True)
-            self._out = True
-        else:
-            self.rounds.serve(between=open_)
-            self.flush()
+        new = self.rounds.serve(between=open_, leaving=said[self.membership.place] == LEAVING)
+        self._out = self.membership.worker not in new.members
+        self.flush()
 
     def begins_merge(self) -> None:
         """Record the samples of a merge that starts now; call it in the training thread."""

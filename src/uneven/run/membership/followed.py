@@ -70,9 +70,9 @@ class FollowedMembers(ElasticRun):
 
     def step_over(self) -> None:
         news = self.membership.watch.news != self._news or self.membership.somebody_asks
-        if news or self._owed or self._removals:
+        if news or self._owed or self._removals or self.leaving:
             self.tend()
-        if self.leaving:
+        if self.leaving and not self._owed:  # otherwise a newcomer needs its state
             assert self.keeper is not None
             # The order matters: updates, then the leases of their samples, then the membership. Only after that the
             # keeper may reject this worker's updates.

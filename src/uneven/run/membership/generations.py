@@ -138,9 +138,9 @@ class Membership:
         statement in time, or too few members are left.
         """
         new = self._agreed(self.generation, said)
-        if said.leaving:
-            return new
         if self.worker not in new.members:
+            if said.leaving:
+                return new
             raise self._left_out(new.why.get(str(self.worker), ""))
         self.enter(new)
         self._check_enough(new)

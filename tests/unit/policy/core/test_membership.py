@@ -59,6 +59,17 @@ def test_a_newcomer_without_state_waits_with_the_others_or_asks_again() -> None:
     assert after(old, statements | {0: said(5)}, {1: "killed"}).members == (0,)
 
 
+def test_of_members_that_all_leave_one_stays_until_a_newcomer_has_the_state() -> None:
+    leave = {one: said(5, between=True, leaving=True) for one in range(2)}
+    new = after(first_generation(2), leave, {}, 3)
+    assert (new.members, set(new.came), new.left) == ((0, 3), {"3"}, (1,))
+    still = {0: said(5, between=True, leaving=True), 3: said(0, between=True, new=True)}
+    assert after(new, still, {}).members == (0, 3), "it has not received the state yet"
+    assert after(new, {0: still[0]}, {3: "killed"}).members == ()
+    assert after(first_generation(2), leave | {1: said(5, between=True)}, {}, 3).members == (1, 3)
+    assert successor(first_generation(1), {0: leave[0]}, {}, {3: {}}, most=1).members == (3,), "there is no room"
+
+
 def where_nobody_owes(
     old: Generation, gone: dict[int, str], *asking: int, most: int = 4, **those: tuple[int, ...]
 ) -> Generation | None:

@@ -412,6 +412,32 @@ def test_a_newcomer_begins_where_the_others_are(crew: Crew, sync: str) -> None:
 
 
 @pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
+def test_the_last_worker_that_leaves_gives_its_state_to_one_that_asks(crew: Crew, sync: str) -> None:
+    (one,) = crew.founders(sync, 1)
+    new = crew.worker(sync, 2, 1)
+    one.elastic.leave()
+
+    def joins() -> None:
+        new.meet()
+        new.elastic.enter()
+        while new.membership.members != (2,):
+            if sync == BACKGROUND:
+                new.merge()
+            new.step()
+            time.sleep(0.005)
+
+    def leaves() -> None:
+        while not one.membership.somebody_asks:
+            time.sleep(0.005)
+        while True:
+            one.step()
+
+    with pytest.raises(LeftRun):
+        together(joins, leaves)
+    assert new.loop.noted.state["of"] == 0
+
+
+@pytest.mark.parametrize("sync", [FOREGROUND, BACKGROUND, SERVER])
 def test_newcomers_of_two_sites_get_their_states_from_two_workers_at_once(crew: Crew, sync: str) -> None:
     founders = crew.founders(sync, 2, "ab")
     news = [crew.worker(sync, 2, 2, "b"), crew.worker(sync, 3, 2, "a")]
