@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from uneven.errors import TrainingError
+from uneven.errors import PeerError, TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.communicator import Contribution, RoundPlace, Weight, unscaled
@@ -254,7 +254,11 @@ class ElasticCommunicator:
     def _send(self, piece: Contribution) -> None:
         assert self.at is not None
         if not piece.worded:
-            piece.fill()
+            try:
+                piece.fill()
+            except PeerError:  # the same on all members: each may start another exchange instead
+                self.pieces, self.at = [], None
+                raise
         else:
             piece.sent = torch.empty(self.words.count(piece.own.dtype), dtype=piece.own.dtype)
             self.words.write(piece.sent, self.at, self._listener.announce())

@@ -97,8 +97,16 @@ def test_what_only_two_would_do_is_refused(lines: ElasticLines) -> None:
         lines.open("some", [0])
 
 
-def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: ElasticLines, rounds: ElasticCommunicator) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_a_broadcast_of_one_that_is_gone_ends_with_its_name_and_another_one_repeats_it(
+    lines: ElasticLines, rounds: ElasticCommunicator, known: bool
+) -> None:
     lines.members_changed((0, 3))
-    rounds.membership.enter(Generation(number=1, members=(0,), came={}, why={}))
-    with pytest.raises(PeerError, match=r"worker 3, .* is gone"):
-        lines.open("mine").broadcast(torch.ones(2), 3)
+    rounds.membership.enter(Generation(number=1, members=(0,) if known else (0, 3), came={}, why={}))
+    if not known:
+        rounds.circle = None
+        rounds.membership.board.remove_member(3, "it was killed")
+    line = lines.open("mine")
+    with pytest.raises(PeerError, match=r"worker 3, .* is gone: repeat it from another worker"):
+        line.broadcast(torch.ones(2), 3).wait()
+    assert line.broadcast(torch.ones(2), 0).wait() == (0,)
