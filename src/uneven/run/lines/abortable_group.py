@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 _POLL = timedelta(milliseconds=20)
+_LONG = 50  # polls, so a second
 _TIMED_OUT = ("timed out", "Timed out")
 
 
@@ -51,6 +53,7 @@ class AbortableGroup:
     ) -> None:
         self.place = place
         self.size = size
+        self.waits: Callable[[], object] = lambda: None  # called once in each wait that is long
         self._lost = lost
         self._timeout_s = timeout_s
         self._kept: list[Any] = []  # works must not be destroyed on gloo's own thread
@@ -112,7 +115,9 @@ class AbortableGroup:
         exchange, and
         :class:`TimeoutError` if a member that is alive has not come in time."""
         until_s, lost = 0.0, False
-        while True:
+        for polls in count():
+            if polls == _LONG:
+                self.waits()
             try:
                 work.wait(_POLL)
                 return

@@ -281,12 +281,18 @@ class ElasticCommunicator:
             if len(self._circles) >= _MOST_CIRCLES:  # its exchanges are long complete, on all
                 self._circles.pop(next(iter(self._circles))).drop()
             self._circles[group] = self.membership.circle(f"exchange {self.exchanges} of {group[0]}", group)
+            self._circles[group].waits = self._waits
         return self._circles[group]
 
+    def _waits(self) -> None:
+        self.membership.waits(self.exchanges)
+
     def _wait(self) -> bool:
-        circle = self.circle
+        if (circle := self.circle) is None:
+            return False
+        circle.waits = self._waits
         try:
-            if circle is None or not self._received(circle) or any(piece.work is None for piece in self.pieces):
+            if not self._received(circle) or any(piece.work is None for piece in self.pieces):
                 return False
             for piece in (one for one in self.pieces if one.inside is None):
                 circle.wait(piece.work)

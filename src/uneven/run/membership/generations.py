@@ -242,13 +242,16 @@ class Membership:
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
 
+    def waits(self, exchange: int) -> None:
+        """Report to the others that this worker waits in an exchange."""
+        self.board.write(f"waits/{self.generation.number}/{exchange}/{self.worker}", "")
+
     def missing(self, what: str, exchange: int) -> PeerError:
         """Return the error for an exchange that timed out without a known failure; it names the missing members."""
         n = self.generation.number
         try:
-            self.board.write(f"waits/{n}/{exchange}/{self.worker}", what)
-            # The others reach their own time-out and write their key within this time.
-            time.sleep(_GRACE_S)
+            self.waits(exchange)
+            time.sleep(_GRACE_S)  # others that have just come write their key within this time
             absent = [one for one in self.members if self.board.look(f"waits/{n}/{exchange}/{one}") is None]
             self.board.miss(absent, what)
         except PeerError as error:

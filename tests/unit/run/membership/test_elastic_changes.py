@@ -24,6 +24,7 @@ from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.control_words import WordsMessage
 from uneven.run.lines.elastic_communicator import ElasticCommunicator
+from uneven.run.membership import generations
 from uneven.run.membership.elastic_run import LeftRun
 from uneven.run.membership.generations import Membership
 from uneven.run.step.build import elastic_kind, make_leased_pace
@@ -311,6 +312,23 @@ def test_sums_that_have_arrived_count_although_another_member_has_gone_on(
         patch.setattr(one, "_lost", lost)
         one.wait(work)
     assert sums.item() == 2.0
+
+
+def test_a_time_out_does_not_name_a_worker_that_came_later_and_waits_too(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "_GRACE_S", 0.0)
+    one, two, _ = crew.founders(FOREGROUND, 3)
+    board = one.membership.board
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(two.sum)
+        while board.look("waits/0/0/1") is None and not waits.done():
+            time.sleep(0.005)
+        assert "worker 2 did not take part" in str(one.membership.missing("a sum", 0))
+        assert [board.look(f"missed/{worker}") for worker in range(3)] == [None, None, "a sum"]
+        for worker in (0, 2):
+            board.remove_member(worker, "it was killed")
+        assert waits.result(20.0) == 1.0
 
 
 # -------------------------------------------------------------------- the thread
