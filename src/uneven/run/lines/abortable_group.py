@@ -36,7 +36,7 @@ class AbortableGroup:
         lost: whether a member of this generation has failed or left; called every 20 ms during a wait.
 
     Raises:
-        GroupAborted: a member failed before the group was formed.
+        GroupAborted: a member failed before the group was formed, or gloo could not form it, which is then the cause.
         TimeoutError: a member did not come within ``timeout_s``.
     """
 
@@ -81,7 +81,7 @@ class AbortableGroup:
             if time.monotonic() > until_s:
                 raise TimeoutError(f"the group {name!r} of {size} workers was not made within {timeout_s:g} s")
         if isinstance(made[0], BaseException):
-            raise GroupAborted(str(made[0]))
+            raise GroupAborted(str(made[0])) from made[0]
         self.group = made[0]
 
     def sum(self, tensor: Tensor) -> Any:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _MOST_CIRCLES = 16  # process groups of some members that are kept, because the same ones meet again and again
 
+_MOST_FAILED = 20  # attempts to form a group of the same members
+
 
 class ElasticCommunicator:
     """The rounds of one worker among members that come and go, with the methods of
@@ -172,6 +174,7 @@ class ElasticCommunicator:
             leaving: whether it leaves with this change, unless a newcomer needs its state.
             new: whether it has joined and not received the state of the run yet.
         """
+        failed: list[Members] = []
         while True:
             if self.circle is not None:
                 # gloo's threads may still write into the tensors of a failed exchange. The dropped group keeps them
@@ -198,7 +201,13 @@ class ElasticCommunicator:
                 return made
             try:
                 self.circle = self.membership.circle("exchanges")
-            except GroupAborted:
+            except GroupAborted as error:
+                failed += [made.members] if error.__cause__ else []  # not after another member's failure
+                if failed[-_MOST_FAILED:] == [made.members] * _MOST_FAILED:
+                    raise PeerError(
+                        f"worker {self.membership.worker} cannot form a group with the members {made.members}: "
+                        f"{_MOST_FAILED} attempts failed; check its address and the network between them (the last one: {error})"
+                    ) from None
                 if not new:
                     self._listener.changed(made, self.exchanges >= made.exchange, time.monotonic())
                 continue

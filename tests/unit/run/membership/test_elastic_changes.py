@@ -331,6 +331,22 @@ def test_a_time_out_does_not_name_a_worker_that_came_later_and_waits_too(
         assert waits.result(20.0) == 1.0
 
 
+def test_a_worker_that_cannot_form_a_group_ends_with_the_reason_and_the_others_go_on(crew: Crew) -> None:
+    one, two, _ = crew.founders(FOREGROUND, 3)
+    two.membership._interface = "192.0.2.1"  # no address of this machine
+    board = crew.made[2].membership.board
+    board.remove_member(2, "it was killed")
+
+    def ends() -> None:
+        with pytest.raises(PeerError, match=r"worker 1 cannot form a group with the members \(0, 1\).*192\.0\.2\.1"):
+            two.sum()
+        board.remove_member(1, "it has ended")
+
+    sums: list[float] = []
+    together(lambda: sums.append(one.sum()), ends)
+    assert (sums, one.membership.members) == ([1.0], (0,))
+
+
 # -------------------------------------------------------------------- the thread
 def test_of_a_loss_in_the_background_the_training_learns_between_two_steps(crew: Crew) -> None:
     one, two = crew.founders(BACKGROUND, 2)
