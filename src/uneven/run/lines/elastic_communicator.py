@@ -206,7 +206,8 @@ class ElasticCommunicator:
                 if failed[-_MOST_FAILED:] == [made.members] * _MOST_FAILED:
                     raise PeerError(
                         f"worker {self.membership.worker} cannot form a group with the members {made.members}: "
-                        f"{_MOST_FAILED} attempts failed; check its address and the network between them (the last one: {error})"
+                        f"{_MOST_FAILED} attempts failed; check its address and the network between them (the last "
+                        f"one: {error})"
                     ) from None
                 if not new:
                     self._listener.changed(made, self.exchanges >= made.exchange, time.monotonic())
