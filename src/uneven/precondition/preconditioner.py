@@ -394,6 +394,7 @@ class Preconditioner(Callback):
 
     def _gather(self) -> dict[str, Tensor]:
         """Return the statistics of all workers by item and square; also bases that a checkpoint needs."""
+        self._take_loaded()
         if self._replicated:
             found = {self._key(unit): kept.clone() for unit, kept in self._kept.items()}
             bases = self._bases if self._began else {}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from workers import CallbackWorker, X, batch, net, train, vector
 
-from uneven import KFAC, SOAP, Callback
+from uneven import KFAC, SOAP, Callback, Muon
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import Lines, ThreadLines
@@ -239,6 +239,26 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
             worker.part.load_state_dict(state)
 
     train(1, net, lambda: part(1.0), damaged, momentum=momentum)
+
+
+@pytest.mark.parametrize("part", [KFAC, SOAP, Muon])
+def test_a_loaded_state_is_saved_again_before_the_first_step(part: Callable[..., Callback]) -> None:
+    def first(worker: CallbackWorker) -> Any:
+        for number in range(4):
+            worker.step(*batch(number), (12,))
+        return copy.deepcopy(worker.part.state_dict())
+
+    def second(worker: CallbackWorker) -> Any:
+        worker.part.load_state_dict(copy.deepcopy(saved))
+        return worker.part.state_dict()
+
+    def matrices() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, 3, bias=False)).double()
+
+    saved = train(1, matrices, part, first, momentum=0.0)[0]
+    again = train(1, matrices, part, second, momentum=0.0)[0]
+    assert saved.keys() == again.keys()
+    assert [key for key in saved if not torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(again[key]))] == []
 
 
 @pytest.mark.parametrize("shares", [(9, 3), (6, 4, 2)])
