@@ -189,11 +189,12 @@ class Analytic(Balancer):
 
     def _stirred(self, view: BalanceView) -> tuple[int, ...]:
         # Neighbors exchange samples; the last of an odd number has no partner and keeps its share.
-        shares = list(view.shares)
+        shares, lower, upper = list(view.shares), view.limits.lower, view.limits.upper
         for left in range(0, len(shares) - 1, 2):
             right = left + 1
             n = max(1, round(_STIR * view.global_batch / len(shares)))
-            n = min(n, view.limits.upper[left] - shares[left], shares[right] - view.limits.lower[right])
+            up = min(n, upper[left] - shares[left], shares[right] - lower[right])
+            n = up or -min(n, shares[left] - lower[left], upper[right] - shares[right])
             shares[left], shares[right] = shares[left] + n, shares[right] - n
         return tuple(shares)
 

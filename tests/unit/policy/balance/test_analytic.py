@@ -14,7 +14,9 @@ from uneven.policy.core.views import BalanceView, Limits, Observation
 Seconds = Callable[[int, int], float]
 
 
-def play(balancer: Analytic, shares: Sequence[int], seconds: Seconds, rounds: int, start: int = 0) -> list[Split]:
+def play(
+    balancer: Analytic, shares: Sequence[int], seconds: Seconds, rounds: int, start: int = 0, most: int | None = None
+) -> list[Split]:
     """Reports of two iterations, each split in force at once."""
     splits = []
     for k in range(start, start + rounds):
@@ -22,12 +24,13 @@ def play(balancer: Analytic, shares: Sequence[int], seconds: Seconds, rounds: in
             Observation(iteration=2 * k, samples=2 * x, local_s=2 * seconds(i, x), iterations=2)
             for i, x in enumerate(shares)
         )
-        n = len(shares)
+        n, total = len(shares), sum(shares)
+        limits = Limits(lower=(1,) * n, upper=(most or total, *(total,) * (n - 1)))
         splits.append(
             balancer.split(
                 BalanceView(
-                    iteration=2 * k, global_batch=sum(shares), members=tuple(range(n)), shares=tuple(shares),
-                    observed=seen, predicted_per_s=(1.0,) * n, limits=Limits.uniform(n, sum(shares)),
+                    iteration=2 * k, global_batch=total, members=tuple(range(n)), shares=tuple(shares),
+                    observed=seen, predicted_per_s=(1.0,) * n, limits=limits,
                 )
             )
         )  # fmt: skip
@@ -47,6 +50,12 @@ def test_it_learns_from_one_small_move_and_then_solves() -> None:
     assert stirred.shares == (110, 90)
     x, y = splits[-1].shares
     assert abs((0.05 + 0.001 * x) - 0.002 * y) < 0.01
+
+
+def test_a_worker_at_its_limit_gives_samples_in_the_small_move() -> None:
+    splits = play(Analytic(), (32, 32), affine((0.0, 0.01), (0.0, 0.001)), 20, most=32)
+    assert next(split for split in splits if "small move" in split.reason).shares == (29, 35)
+    assert splits[-1].shares == (5, 59)
 
 
 def test_a_profile_needs_no_move() -> None:
