@@ -189,6 +189,30 @@ def test_a_target_ends_the_search() -> None:
     assert search.over
 
 
+def test_a_search_that_reached_its_target_is_read_again_with_another_one() -> None:
+    events: list[Happened] = []
+    search = core(target=0.9)
+    search.note = events.append
+    for _ in range(3):
+        search.start()
+    search.reported(1, 1, 0.92)
+    search.reported(0, 1, 0.5)
+    search.ended(2, 0.91)
+    for target, by in ((0.9, 1), (0.95, None), (None, None), (0.4, 1)):
+        again = core(target=target)
+        for event in events:
+            again.apply(event)
+        assert repr(again.trials) == repr(search.trials)
+        assert again.target_by == by
+        assert (again.start() is None) == (by is not None)
+    raised = core(target=0.95)
+    for event in events:
+        raised.apply(event)
+    raised.start()
+    assert raised.reported(3, 1, 0.94).move is Move.CONTINUE
+    assert raised.reported(3, 2, 0.96).why == "reached the target 0.95"
+
+
 def test_max_t_of_the_search_and_of_its_scheduler_must_agree() -> None:
     search = core(max_t=2, trials=1)
     search.start()

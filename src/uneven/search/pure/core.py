@@ -22,6 +22,9 @@ from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStat
 Happened = dict[str, Any]
 """An event as plain data, for JSON."""
 
+# In the reason of a decision that was made because of a target. It is read again, since the target may have changed.
+_REACHED = "reached the target"
+
 
 class SearchCore:
     """The state of a search and its decisions. `note` is called with each event once it has been decided on.
@@ -53,6 +56,7 @@ class SearchCore:
         self._suggested = 0
         self._exhausted = False
         self._stopping: dict[int, str] = {}
+        self._replayed: Happened | None = None  # the event that is applied now
         self._running = 0
         self._whys: dict[str, str] = {}  # reasons that many trials share are stored once
         self._points = [space.checked(point, open_=not space) for point in terms.points_to_evaluate]
@@ -178,14 +182,16 @@ class SearchCore:
 
     def _decided(self, one: TrialRecord) -> Ruling | None:
         """Return the decision that is made without the scheduler, if any."""
-        if self.target_by is not None:
-            return Ruling(Move.STOP, f"trial {self.target_by} has reached the target")
-        if self._diverged(one):
-            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is not finite at {one.t:g}")
-        if self.terms.target is not None and one.score >= self.terms.sign * self.terms.target:
+        event, by, target, diverged = self._replayed, self.target_by, self.terms.target, self._diverged(one)
+        if by is None and target is not None and not diverged and one.score >= self.terms.sign * target:
             self.target_by = one.number
-            return Ruling(Move.STOP, f"reached the target {self.terms.target:g}")
-        return None
+        if event is not None and _REACHED in event.get("why", ""):
+            return Ruling(Move.STOP, event["why"])
+        if event is None and by is not None:
+            return Ruling(Move.STOP, f"trial {by} has {_REACHED}")
+        if diverged:
+            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is not finite at {one.t:g}")
+        return Ruling(Move.STOP, f"{_REACHED} {target:g}") if event is None and self.target_by is not None else None
 
     def _diverged(self, one: TrialRecord) -> bool:
         return not math.isfinite(one.score) and self.terms.nonfinite == "stop"
@@ -260,6 +266,7 @@ class SearchCore:
             one.score = one.best = self.terms.sign * metric
             event |= {"t": one.t, "metric": metric, **(more or {})}
             ruling, failed = self._decided(one), self._diverged(one)
+            event |= {"why": ruling.why} if ruling is not None else {}
         self.note(event)
         status = TrialStatus.ERROR if failed else TrialStatus.TERMINATED
         self._over(one, status, ruling or Ruling(why="its function returned"), told=True)
@@ -357,6 +364,7 @@ class SearchCore:
     def apply(self, event: Happened) -> None:
         """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently now."""
         trial = -1 if event["event"] in ("learn", "suggest") else event["trial"]
+        self._replayed = event
         match event["event"]:
             case "learn":
                 self.learn([(params, score) for params, score in event["results"]])
@@ -387,6 +395,7 @@ class SearchCore:
                 self.resume(trial)
             case "clone":
                 self.clone(trial, event["t"], event["changes"])
+        self._replayed = None
 
     def interrupted(self) -> list[int]:
         """Restart the trials that ran when the search was killed, without counting a failure. Return them."""
