@@ -30,7 +30,7 @@ from uneven.runtime.npy import load_arrays
 from uneven.runtime.system import lock
 
 OTHER = -1  # class of the output for all classes without their own output
-PLACES = 8  # most likely outputs stored for each centroid; retuning may choose any K up to this
+PLACES = 8  # least number of most likely outputs stored for each centroid; all K are if K is larger
 HELD_ON_S = 10.0  # a process whose parent was killed ends in less time; its successor waits for that
 
 _SCHEMA = 1
@@ -339,11 +339,7 @@ class StreamWriter:
         db.executemany("INSERT INTO clusters (id, network) VALUES (?, ?)", [one[:2] for one in batch.begun])
         db.executemany(
             "INSERT INTO entries VALUES (?, ?, ?, ?)",
-            [
-                (label, one[0], place, sure)
-                for one in batch.begun
-                for place, (label, sure) in enumerate(one[3][:PLACES])
-            ],
+            [(label, one[0], place, sure) for one in batch.begun for place, (label, sure) in enumerate(one[3])],
         )
         db.executemany(_EMBED, [(feature_of(one[1]), one[0], one[4].tobytes()) for one in batch.begun])
         members = [(*one[:4], json.dumps([int(edge) for edge in one[4]])) for one in batch.members]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.focus.background_subtraction import Detector, Moving
-from uneven.focus.index import OTHER, Gathered, StreamStore, StreamWriter
+from uneven.focus.index import OTHER, PLACES, Gathered, StreamStore, StreamWriter
 from uneven.focus.networks import run
 from uneven.focus.objects import Objects, found, unchanged
 from uneven.focus.pure.clusters import Clusters
@@ -252,6 +252,7 @@ class Ingest:
         cluster = int(grown.cluster[0])
         if grown.began[0]:
             order = np.argsort(-chunk.confidence[row], kind="stable")
+            order = order[: max(PLACES, self._setting["k"])]
             entries = [(self._label(int(one)), float(chunk.confidence[row, one])) for one in order]
             batch.begun.append((cluster, self._network, chunk.objects.crops[at], entries, chunk.feature[row]))
         batch.sealed += grown.sealed
