@@ -21,7 +21,7 @@ from uneven.errors import DataError
 from uneven.focus import Moving, Video
 from uneven.focus import video as module
 from uneven.focus.objects import found
-from uneven.focus.pure.stamps import FrameClock, steady
+from uneven.focus.pure.stamps import FrameClock, seconds, steady
 
 STEADY = [number / 10 for number in range(40)]
 UNEVEN = [0, 0.1, 0.2, 0.9, 1.0, 3.3, 3.35, 3.4, 7.7, 7.8]
@@ -150,6 +150,14 @@ def test_time_stamps_that_begin_again_go_on(tmp_path: Path) -> None:
     later = list(Video(tmp_path / "both.ts").frames(10.0, 60))
     assert [frame.number for frame in later] == list(range(60, 80))
     np.testing.assert_array_equal(later[0].pixels, frames[60].pixels)
+
+
+def test_times_of_day_before_the_beginning_are_those_of_the_next_day() -> None:
+    assert seconds(("01:00", "02:00"), "22:00") == (10800.0, 14400.0)
+    assert seconds(("23:00", "02:00"), "22:00") == (3600.0, 14400.0)
+    assert seconds(("21:30", "22:30"), "22:00") == (-1800.0, 1800.0)
+    assert seconds((-7200.0, -3600.0), "22:00") == (-7200.0, -3600.0)
+    assert seconds(("01:00", "02:00"), None) == (3600.0, 7200.0)
 
 
 @video("timestamps that jump, are missing, negative or huge")

@@ -25,8 +25,10 @@ def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[
         return -math.inf, math.inf
     origin = 0.0 if starts is None else _clock(starts)
     low, high = (_clock(one) - origin if isinstance(one, str) else float(one) for one in between)
-    if isinstance(between[1], str) and isinstance(between[0], str) and high <= low:
-        high += 86400.0  # the interval includes midnight
+    if isinstance(between[1], str) and isinstance(between[0], str):
+        high += 86400.0 * (high <= low)  # the interval includes midnight
+        if high <= 0.0:  # it is over before the stream begins, so the next day's is meant
+            low, high = low + 86400.0, high + 86400.0
     if not low < high:
         raise ConfigError(f"between {between[0]} and {between[1]}: give an end that is after the beginning")
     return low, high
