@@ -61,6 +61,17 @@ def test_room_short_enough_takes_what_was_made_ahead_for_others() -> None:
     assert shelf.assign("a") == (3, 1)
 
 
+def test_chunks_made_ahead_do_not_evict_each_other() -> None:
+    shelf = SampleCache(slots=6, per_pass=79)
+    for reader in range(4):
+        shelf.want(reader, 20 * reader, 78)
+    made = []
+    while len(made) < 10 and (found := shelf.assign("m")) is not None:
+        made.append(found[0])
+        shelf.made("m")
+    assert made == [0, 20, 40, 60, 1, 21]
+
+
 def test_the_size_of_the_shelf() -> None:
     assert slots_for(1e6, 1000, per_pass=10, readers=2, ahead=2, passes=3) == 30
     assert slots_for(20_000, 1000, per_pass=10, readers=2, ahead=2, passes=3) == 20

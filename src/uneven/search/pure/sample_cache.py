@@ -50,7 +50,7 @@ class SampleCache:
         if maker in self._making:
             raise ConfigError(f"{maker!r} is still making chunk {self._making[maker]}")
         wanted = self.wanted()
-        slot = self._room() if wanted is not None else None
+        slot = self._room(wanted) if wanted is not None else None
         if wanted is None or slot is None:
             return None
         self.where[wanted] = slot
@@ -81,14 +81,15 @@ class SampleCache:
             self._free.append(self.where.pop(chunk))
         return chunk
 
-    def _room(self) -> int | None:
+    def _room(self, wanted: int) -> int | None:
         if self._free:
             return self._free.pop(0)
         needed = {at for chunk, last in self.reading.values() for at in range(chunk, min(last, chunk + self.ahead) + 1)}
         spare = self.ready - needed
-        if not spare:
-            # If room is short, only the chunks in use are protected, not those ahead of readers.
-            spare = self.ready - {chunk for chunk, _ in self.reading.values()}
+        used = {chunk for chunk, _ in self.reading.values()}
+        if not spare and wanted in used:
+            # If room is short, a reader that waits gets that of chunks which were made ahead.
+            spare = self.ready - used
         if not spare:
             return None
         # The highest epoch goes first, because the fewest trials reach it.
