@@ -109,6 +109,18 @@ def test_the_grid_searcher_ends_and_refuses_a_range() -> None:
         core(searcher="grid")
 
 
+def test_a_clone_made_by_hand_takes_no_combination_of_a_grid() -> None:
+    space = Space({"a": choice(1, 2, 3, 4)})
+    search = SearchCore(
+        SearchTerms(metric="accuracy", trials=4), space, schedulers.resolve("fifo"), searchers.resolve("grid")
+    )
+    search.start()
+    search.clone(0, 0.0, {"a": 3})
+    while search.start() is not None:
+        pass
+    assert [one.params["a"] for one in search.trials] == [1, 3, 2, 3, 4]
+
+
 def test_a_limit_holds_suggestions_back_until_a_trial_has_ended() -> None:
     searcher = searchers.resolve("limit:max_concurrent=2:random")
     searcher.begin(Space({"a": uniform(0, 1)}), 0)

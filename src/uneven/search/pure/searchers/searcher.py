@@ -73,7 +73,7 @@ class RandomSearch(Searcher):
         self._space = Space({})
         self._seed = 0
         self._grids: dict[str, Choices] = {}
-        self._enqueued = 0
+        self._place = 0  # of the next combination
 
     def begin(self, space: Space, seed: int) -> None:
         self._space, self._seed = space, seed
@@ -85,7 +85,7 @@ class RandomSearch(Searcher):
 
     def suggest(self, trial: int) -> Params | NoneNow:
         found: dict[str, Plain] = {}
-        place = (trial - self._enqueued) % self.combinations
+        place, self._place = self._place % self.combinations, self._place + 1
         for name, one in reversed(self._grids.items()):  # the last name changes fastest
             place, at = divmod(place, len(one.values))
             found[name] = one.values[at]
@@ -94,7 +94,7 @@ class RandomSearch(Searcher):
         }
 
     def enqueue(self, params: Params) -> None:
-        self._enqueued += 1  # grids start after these trials
+        self._place -= 1  # grids start after these trials
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
         # The value depends on seed, trial and name only, so it does not change with the order of calls.
@@ -115,7 +115,7 @@ class GridSearch(RandomSearch):
             self._grids[name] = one
 
     def suggest(self, trial: int) -> Params | NoneNow:
-        return super().suggest(trial) if trial < self._enqueued + self.combinations else NoneNow.NEVER
+        return super().suggest(trial) if self._place < self.combinations else NoneNow.NEVER
 
 
 class ConcurrencyLimit(Searcher):
