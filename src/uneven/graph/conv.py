@@ -56,7 +56,7 @@ class SAGEConv(nn.Module):
 
     def _out(self, x: Tensor, g: PartedGraph) -> Tensor:
         if self.aggr in ("max", "min"):
-            near = g.kept(self.aggr, x, g.max if self.aggr == "max" else g.min)
+            near = g.kept(self.aggr, x, g.max if self.aggr == "max" else g.min).to(x.dtype)
         elif g.keeps(x):
             operand = g.kept(f"sage {self.aggr} {self.root_weight}", x, lambda one: self._operand(one, g))
             return _product(operand, self._weights(1), self.lin_l.bias)

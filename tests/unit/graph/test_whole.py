@@ -151,13 +151,14 @@ def test_memory_of_sums_is_used_again_when_nobody_has_it() -> None:
     assert list(rooms.free) == [LEAST]
 
 
-def test_features_in_bfloat16_learn_as_in_float32() -> None:
+@pytest.mark.parametrize("aggr", ["mean", "max", "min"])
+def test_features_in_bfloat16_learn_as_in_float32(aggr: str) -> None:
     g = loaded(some_graph())
     x, y = features(60, 16).float(), torch.arange(60) % 3
     outputs, gradients = [], []
     for dtype in (None, torch.bfloat16):
         torch.manual_seed(0)
-        conv = graph.SAGEConv(16, 3)
+        conv = graph.SAGEConv(16, 3, aggr)
         outputs.append(conv(g.constant(x.clone(), dtype), g))
         g.loss(F.cross_entropy, outputs[-1], y).backward()
         gradients.append(torch.cat([one.grad.flatten() for one in conv.parameters() if one.grad is not None]))
