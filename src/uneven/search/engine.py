@@ -267,6 +267,9 @@ class Pool:
         elif what in ("left", "ended"):
             here = self.slots.devices_of(trial)
             self._left(slot)
+            for one in (*map(self.core.known, self.core.waiting()), *self._dispatch.held):
+                if one.source is not None and one.source[0] == trial:
+                    self._link(one)
             if what == "ended" and slot.rank == 0:
                 self._ended(trial, here, *rest)
             self._fill()
@@ -323,8 +326,14 @@ class Pool:
     def _settled(self, one: TrialRecord, ruling: Ruling) -> None:
         for number, what in {one.number: ruling, **ruling.others}.items():
             if what.clone is not None:
-                # Links the source's state for the clone now, before it is tidied away.
-                self._state_of(self.core.trials[number])
+                self._link(self.core.trials[number])
+
+    def _link(self, clone: TrialRecord) -> None:
+        """Link the state that a clone starts from, before it is tidied away; it may still be written."""
+        assert clone.source is not None
+        trial, life, t = clone.source
+        if checkpoints.path_of(checkpoints.folder_of(self.directory, trial), life, t).exists():
+            self._state_of(clone)
 
     def _tidy(self, one: TrialRecord) -> None:
         kept = {one.best_t} if one.kept_t is None else {one.best_t, one.kept_t}
