@@ -134,6 +134,14 @@ class Numbers:
         return torch.tensor([float(index)]), index % 2
 
 
+class Stuck(Numbers):
+    """All samples but the first hang."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(600 if index else 0)
+        return super().__getitem__(index)
+
+
 def ninety() -> Numbers:
     return Numbers(90)
 

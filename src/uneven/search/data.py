@@ -16,6 +16,7 @@ from uneven.fleet.pure.sections import Section, Stream
 from uneven.fleet.stream.feed import MOST_DEATHS, look
 from uneven.fleet.stream.preprocess import Source, preprocess
 from uneven.fleet.stream.sample_ring import Ring, RingHandle, arrays_of
+from uneven.fleet.timeout import TIMEOUT_S
 from uneven.runtime.jobs import end_all
 from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 from uneven.runtime.states import random_state, seed_all, set_random_state
@@ -203,6 +204,17 @@ class SharedData:
         """Forget the reader of a trial that has left its process."""
         if self._ring is not None:
             self.shelf.leave(device)
+
+    def check_makers(self, timeout_s: float) -> set[int]:
+        """Fail if a preprocessor is silent for too long. Return the devices that wait for a chunk."""
+        limit_s = timeout_s if math.isfinite(timeout_s) else TIMEOUT_S
+        for name, maker in self._makers.items():
+            # One that starts has not named a sample yet.
+            if name not in self._idle and maker.quiet_s > (limit_s if maker.at else max(limit_s, TIMEOUT_S)):
+                self.failure = DataError(
+                    f"the preprocessor hangs: {maker.silence}; if a sample takes longer, give a larger timeout_s"
+                )
+        return self.shelf.waiting() if self._ring is not None else set()
 
     def close(self) -> None:
         end_all(list(self._makers.values()), within_s=0.5)

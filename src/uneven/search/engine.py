@@ -414,10 +414,11 @@ class Pool:
         self._fill()
 
     def _end_hanging(self) -> None:
+        waiting = self.data.check_makers(self.timeout_s) if self.data is not None else set()
         for slot in list(self.slots.all):
             # A process that starts imports torch first, which takes long on a busy machine.
             limit_s = self.timeout_s if slot.spoke else max(self.timeout_s, START_S)
-            if slot.trial is not None and slot.process.quiet_s > limit_s:
+            if slot.trial is not None and slot.device not in waiting and slot.process.quiet_s > limit_s:
                 slot.process.kill(hung=f"trial {slot.trial} sent nothing for {limit_s:g} s")
                 self._died(slot.process)
 

@@ -59,7 +59,8 @@ class SearchOptions(TypedDict, total=False):
         points_to_evaluate: settings that are tried first, such as ``[{"lr": 0.1}]``; they count among ``trials``.
         directory: for events and states; by default ``runs/`` and the function's name, with a number appended if other
             code has finished a search there.
-        timeout_s: a trial that reports nothing for this time has failed; by default infinite.
+        timeout_s: a trial that reports nothing for this time has failed; by default infinite. A sample of ``data`` that
+            takes longer ends the search; by default after 300 s.
         time_budget_s: the search and its running trials end after this time; a later call with another one continues.
         progress: show the progress on the terminal, the default.
     """

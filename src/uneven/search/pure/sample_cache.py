@@ -39,6 +39,10 @@ class SampleCache:
         self.reading[reader] = chunk, last
         return self.where[chunk] if chunk in self.ready else None
 
+    def waiting(self) -> set[int]:
+        """Return the readers whose chunk is not ready."""
+        return {reader for reader, (chunk, _) in self.reading.items() if chunk not in self.ready}
+
     def leave(self, reader: int) -> None:
         self.reading.pop(reader, None)
 
