@@ -290,6 +290,12 @@ def test_another_scheduler_or_seed_is_seen_when_a_search_comes_back() -> None:
             list(map(other.apply, events))
 
 
+def test_the_counts_of_shared_data_in_a_log_change_nothing() -> None:
+    search, event = core(), {"event": "data", "prepared": 1, "read": 1, "cpu_s": 0.0}
+    search.apply(event)
+    assert repr(search.trials) == repr(core().trials)
+
+
 def test_settings_that_are_asked_for_while_training() -> None:
     search = core(trials=2)
     search.start()

@@ -363,7 +363,7 @@ class SearchCore:
 
     def apply(self, event: Happened) -> None:
         """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently now."""
-        trial = -1 if event["event"] in ("learn", "suggest") else event["trial"]
+        trial = -1 if event["event"] in ("learn", "suggest", "data") else event["trial"]
         self._replayed = event
         match event["event"]:
             case "learn":
