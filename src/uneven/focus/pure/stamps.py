@@ -27,7 +27,7 @@ def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[
     low, high = (_clock(one) - origin if isinstance(one, str) else float(one) for one in between)
     if isinstance(between[1], str) and isinstance(between[0], str):
         high += 86400.0 * (high <= low)  # the interval includes midnight
-        if high <= 0.0:  # it is over before the stream begins, so the next day's is meant
+        if high <= 0.0:  # before the stream began: the next day is meant
             low, high = low + 86400.0, high + 86400.0
     if not low < high:
         raise ConfigError(f"between {between[0]} and {between[1]}: give an end that is after the beginning")
