@@ -83,7 +83,7 @@ def test_chunks_made_ahead_do_not_evict_each_other() -> None:
     shelf = SampleCache(slots=6, per_pass=79)
     for reader in range(4):
         shelf.want(reader, 20 * reader, 78)
-    made = []
+    made: list[int] = []
     while len(made) < 10 and (found := shelf.assign("m")) is not None:
         made.append(found[0])
         shelf.made("m")
