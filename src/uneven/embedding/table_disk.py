@@ -167,6 +167,7 @@ class DiskRows:
             kept = missing[new[missing] >= 0]
             slots[kept] = new[kept]
             self._cache.place(ids[kept], new[kept])
+            slots[self._cache.ids.reshape(-1)[slots] != ids] = -1  # a row of this batch has made room: it is on disk
             self._rows[new[kept]], self._sums[new[kept]] = rows[kept], sums[kept]
         return rows, sums, slots
 
@@ -181,13 +182,11 @@ class DiskRows:
 
     def load(self, ids: Ids, rows: Floats, sums: Floats, *, recent: bool) -> None:
         """Set saved rows (n, dim) and sums (n,) of distinct ids (n,); ``recent`` ones were in memory, and get there."""
-        slots = self._cache.find(ids)
         if recent:
-            new = self._cache.see(ids, slots, np.ones(len(ids), np.float32))
+            new = self._cache.see(ids, self._cache.find(ids), np.ones(len(ids), np.float32))
             self._make_room(new)
             self._cache.place(ids[new >= 0], new[new >= 0])
-            slots = np.maximum(slots, new)
-        self.put(ids, slots, rows, sums)
+        self.put(ids, self._cache.find(ids), rows, sums)
 
     def saving(self, stem: Path, base: int, background: Executor) -> Iterator[None]:
         """Write the range that begins at row ``base`` of the group to ``stem``.newer and ``stem``.disk."""

@@ -22,6 +22,8 @@ from torch import Tensor
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table, table_disk
 from uneven.embedding.pure.config import TableSpec
 from uneven.embedding.pure.row_cache import UNCOUNTED, WAYS, RowCache, runs, slot_bytes
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.sharding_plan import RowRange
 from uneven.embedding.pure.table_wire import Say
 from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.embedding.transfer import read_state
@@ -160,6 +162,16 @@ def test_frequent_rows_stay_while_rare_ones_pass_and_leave_when_their_time_is_ov
     assert (held >= 0).mean() > 0.8
     seen(cache, np.arange(50_000, 60_000), UNCOUNTED)
     assert (cache.find(recent) == held).all(), "lookups that do not count take no slot of a row in use"
+
+
+def test_a_row_that_makes_room_for_another_one_of_its_batch_keeps_its_update() -> None:
+    spec = TableSpec((Table(100, 4, "a", memory=WAYS * slot_bytes(4)),), RowwiseAdagrad())
+    rows = table_disk.DiskRows(ShardSpec(spec, (RowRange(0, 0, 100),)), 0, None)
+    for ids, often in ((range(WAYS), 1), ([WAYS, *range(WAYS)], 50)):
+        places = np.array(ids, np.int32)
+        _, sums, slots = rows.take(places, np.where(places < WAYS, 1, often).astype(np.float32))
+        rows.put(places, slots, np.repeat(places[:, None], 4, 1).astype(np.float32), sums)
+    assert np.array_equal(rows.take(places, np.ones(len(places), np.float32))[0][:, 0], places)
 
 
 def test_each_row_in_memory_has_one_slot_and_neighbours_are_one_run() -> None:
