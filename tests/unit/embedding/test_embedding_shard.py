@@ -122,6 +122,17 @@ def test_a_flush_waits_for_all_who_are_there_and_for_nobody_else() -> None:
     one.flush()
 
 
+def test_flushes_of_workers_that_have_started_again_wait_for_each_other() -> None:
+    shards = MemoryShards(1, members=2)
+    for start in range(2):
+        one, other = shards.client(0), shards.client(1)
+        for meeting in range(3):
+            with pytest.raises(PeerError, match="no answer to a flush"):
+                one.flush()
+            other.flush()
+            assert one._meetings == other._meetings == meeting + 1, start
+
+
 def test_a_shard_with_other_tables_refuses() -> None:
     shards = MemoryShards(1, members=2)
     shards.client(0)

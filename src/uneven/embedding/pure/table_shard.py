@@ -213,6 +213,7 @@ class TableShard:
         if m.table != self.holding.spec.fingerprint:
             raise Refused(Refusal.TABLE)
         trainer.here = True
+        trainer.left, trainer.met, trainer.parked = False, 0, None  # a new process counts its flushes from 1 again
         if self._saving is None and self._asked is not None and self._asked.rank == m.rank:
             self._asked = None  # it may be a new process, which numbers its requests from 1 again
         offered = "" if self.shared is None else self.shared.offer
