@@ -125,6 +125,7 @@ class TableAccess:
     def ahead(self, ids: Any, *, learning: bool) -> None:
         self._take_turn(learning)
         read = self.reader.read(ids)
+        read = replace(read, values=read.values.copy())  # a script may change its tensor in place
         asked = self.client.ask(self.router.route(read), learning=learning)
         with self._opening:
             self._ahead.append(_Ahead(ids, _changes(ids), read, asked))

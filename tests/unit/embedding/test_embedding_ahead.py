@@ -84,6 +84,15 @@ class Stream(IterableDataset):
         return iter(torch.zeros(20, 1, dtype=torch.long))
 
 
+def test_ids_that_are_changed_in_place_after_they_are_read_ahead_get_their_own_rows() -> None:
+    tables = EmbeddingBagCollection([Table(100, 4, "a")])
+    ids = torch.tensor([[1], [2]])
+    tables.door.ahead(ids, learning=True)
+    ids += 10
+    assert torch.equal(tables(ids).values(), tables(ids.clone()).values())
+    tables.close()
+
+
 def test_reading_ahead_in_vain_is_refused() -> None:
     session = uneven.Session()
     plain = nn.Linear(2, 1)
