@@ -34,6 +34,23 @@ def test_an_id_gets_a_row_at_its_kth_sighting() -> None:
     assert 150 < (by_chance.see(some(0, 1000))[0] > 0).sum() < 350
 
 
+def test_ids_that_come_once_get_no_rows_however_many_have_come() -> None:
+    held = IdMap(1000, admit=2)
+    for batch in range(40):
+        held.see(np.arange(1000) + 1000 * batch)
+    assert 40_000 > (waiting := held.counts["waiting"]) > 0.8 * 40_000
+    for _ in range(2):
+        held.see(np.arange(-20, 0))
+    assert waiting < held.counts["waiting"] <= waiting + 20, "none waits the second time"
+    small = IdMap(4, admit=2)  # a batch has more ids than its sketch has counters
+    many = np.arange(100)
+    small.see(many)
+    small.see(many + 1000)
+    waiting = small.counts["waiting"]
+    small.see(many)
+    assert small.counts["waiting"] == waiting
+
+
 @pytest.mark.parametrize("evict", ["age", "count"])
 def test_what_was_used_least_goes_and_what_is_under_way_stays(evict: str) -> None:
     held = IdMap(100, evict=evict)

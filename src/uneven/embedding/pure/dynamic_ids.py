@@ -5,9 +5,9 @@
     id ──mix──▶ position in the index; if another id is there, the next one (linear probing, at most half full)
        └──────▶ slot of its row; slot 0 is the row of all ids without one
 
-An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005), or with a given
-probability. When all rows are taken, 1/16 of them are evicted together: those looked up least recently, or least often.
-Rows of the last few batches stay, because their gradients are still to come.
+An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005, whose counters are
+halved from time to time), or with a given probability. When all rows are taken, 1/16 of them are evicted together: those
+looked up least recently, or least often. Rows of the last few batches stay, because their gradients are still to come.
 """
 
 from collections import Counter
@@ -25,6 +25,7 @@ Slots = npt.NDArray[np.int32]
 _EMPTY = np.int32(-1)
 _WIDTH, _DEPTH = 4, 4  # the sketch's counters per possible row, and its hashes
 _MOST_SEEN = 255
+_BATCHES = 4  # between two halvings of the sketch, at least, also if a batch has more ids than the sketch has counters
 _PART = 16  # 1/16 of the rows is evicted together: each eviction rebuilds the index
 PINNED = 64  # rows of the last 64 batches stay: their gradients are still to come
 
@@ -59,6 +60,7 @@ class IdMap:
     _often: npt.NDArray[np.int64] = field(init=False)
     _places: Slots = field(init=False)
     _sketch: npt.NDArray[np.uint8] = field(init=False)
+    _sights: int = 0  # counted since the sketch was halved
     _free: list[int] = field(default_factory=list)
     _batch: int = 0
 
@@ -71,7 +73,8 @@ class IdMap:
     def clear(self) -> None:
         self.used, self._batch = 1, 0
         self._free.clear()
-        self._places[:], self._sketch[:], self._often[:] = _EMPTY, 0, 0
+        self._sights = 0
+        self._places[:], self._sketch[:], self._often[:], self._seen[:] = _EMPTY, 0, 0, 0
 
     def find(self, ids: Ids64) -> Slots:
         """Return the slots (n,) of ids (n,), 0 for those without one; nothing is counted."""
@@ -129,6 +132,11 @@ class IdMap:
         if self.admit < 1:
             chance = np.random.default_rng([self.seed, self._batch]).random(len(ids))
             return np.asarray(chance < 1 - (1 - self.admit) ** often)  # at least one success in `often` trials
+        self._sights += len(ids)
+        # With more ids than counters, those that came once would share all of theirs, and pass.
+        if self._sights > max(self._sketch.shape[1], _BATCHES * len(ids)):
+            self._sights = len(ids)
+            self._sketch >>= 1
         # Count-min: collisions only add, so the least counter is the best estimate.
         least = np.full(len(ids), _MOST_SEEN, np.int64)
         for row in range(_DEPTH):
