@@ -154,7 +154,7 @@ class EmulatedWorkers(LocalWorkers):
 
     def failure(self) -> LaunchError:
         """Return the reason of the end; at least one worker has failed, and all have ended."""
-        first_s = min(one.process.ending.at_s for one in self._all if one.process.ending is not None)
+        first_s = min(one.process.ending.at_s for one in self.lost if one.process.ending is not None)
         return blame(list(map(self._death, self.lost)), first_s=first_s, shutdown_within_s=self._end_within_s)
 
     def forget_errors(self) -> None:

@@ -18,12 +18,13 @@ import pytest
 from uneven.cluster import files
 from uneven.cluster.emulate import emulation_state
 from uneven.cluster.emulate.artificial_load import Rivals, duties
-from uneven.cluster.emulate.emulated_workers import environment
+from uneven.cluster.emulate.emulated_workers import EmulatedWorkers, environment
 from uneven.cluster.emulate.pure import names, shape
 from uneven.cluster.pure.describe.trace import Trace
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Command, Ending, Stop
 from uneven.runtime.jobs.processes import import_path
+from uneven.runtime.launch.local_workers import LocalWorker
 from uneven.runtime.world import discover
 
 
@@ -173,3 +174,15 @@ def test_a_worker_is_told_the_cores_that_it_is_held_to_unless_they_change(tmp_pa
     assert [told(spec, rank) for rank in range(4)] == [one.cores * one.share.at(0.0) for one in spec.nodes]
     moving = replace(spec.nodes[0], share=Trace(values=(1.0, 0.5), step_s=1.0, source="made up"))
     assert told(replace(spec, nodes=(moving, *spec.nodes[1:])), 0) is None
+
+
+def test_a_worker_that_ended_in_order_long_before_does_not_change_the_blame(tmp_path: Path) -> None:
+    def worker(rank: int, code: int, at_s: float) -> LocalWorker:
+        process: Any = SimpleNamespace(pid=100 + rank, ending=replace(Ending.of(code), at_s=at_s))
+        return LocalWorker(rank=rank, place=rank, process=process, error_file=tmp_path / "none")
+
+    workers = EmulatedWorkers.__new__(EmulatedWorkers)
+    workers._all = [worker(0, 0, 10.0), worker(1, 1, 100.0), worker(2, -signal.SIGKILL, 101.0)]
+    workers.lost, workers._end_within_s = workers._all[1:], 10
+    workers._spec = files.load("demo4")
+    assert str(workers.failure()).startswith("rank 2 ")
