@@ -17,7 +17,7 @@ import numpy as np
 
 from uneven.embedding.pure.dynamic_ids import Ids64
 from uneven.embedding.pure.route import Routed
-from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Kernels
 from uneven.embedding.pure.shard_tables import ShardSpec
 from uneven.embedding.pure.table_conversation import TableLink
 from uneven.embedding.pure.table_wire import READER, WIRES, Say, TableMessage
@@ -125,14 +125,13 @@ class TableClient:
         assert values is not None
         return values
 
-    def names(self, shard: int, group: int) -> tuple[Ids64, Ids]:
-        """Return the ids (n,) int64 that have rows in a growing group, and the slots (n,) int32 of these rows."""
+    def names(self, shard: int, group: int) -> Ids64:
+        """Return the ids (n,) int64 that have rows in a growing group."""
         with self._changed:
             numbers = {shard: self._request(shard, Say.NAMES, text=str(group))}
-        ids, slots = self.outcome(numbers, "a request for ids")[shard].bags
-        assert ids.ids is not None
-        assert slots.ids is not None
-        return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
+        ids = self.outcome(numbers, "a request for ids")[shard].bags[0].ids
+        assert ids is not None
+        return ids.astype(np.int64)
 
     def flush(self) -> None:
         """Wait until earlier updates of all present workers are applied; each must call this."""

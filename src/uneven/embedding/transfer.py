@@ -39,10 +39,10 @@ def read_grown(door: TableAccess, name: str) -> tuple[Tensor, Tensor]:
     dim, firsts, ids, rows = door.spec.tables[number].embedding_dim, [], [], []
     for shard, group, part, _ in _ranges(door):
         if part.table == number:
-            found, slots = door.client.names(shard, group)
+            found = door.client.names(shard, group)
             firsts.append(door.client.rows(shard, _bags(group, dim, 0, 1)).copy())
-            for start, stop in _blocks(len(slots), dim):
-                wanted = Bags(group, dim, stop - start, slots[start:stop], 1)
+            for start, stop in _blocks(len(found), dim):  # by id, as its row may be evicted meanwhile
+                wanted = Bags(group, dim, stop - start, found[start:stop], 1)
                 rows.append(door.client.rows(shard, wanted).copy())
             ids.append(found)
     table = [np.mean(firsts, axis=0, dtype=np.float32), *rows]  # each server has its own shared row

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding.pure.dynamic_ids import PINNED
 from uneven.errors import ConfigError
 
 HUGE = 1 << 60
@@ -108,6 +109,24 @@ def test_ids_without_a_row_share_one_and_an_evaluation_is_no_sighting(made: Any)
     assert len(tables(ids).values().unique(dim=0)) == 10
     counts = tables.stats().counts
     assert (counts["admitted"], counts["waiting"]) == (10, 10)
+
+
+def test_an_id_that_is_evicted_while_rows_are_read_has_the_shared_row(made: Any, monkeypatch: Any) -> None:
+    tables = made(tables=[Table(None, 4, "a", most_rows=16)])
+    client = tables.door.client
+    for ids in (torch.arange(16), *[torch.arange(1, 16)] * PINNED):
+        tables(ids.unsqueeze(1)).values()
+    names = client.names
+
+    def evicted(*given: int) -> Any:
+        found = names(*given)
+        tables(torch.tensor([[999]])).values()  # as another worker may
+        return found
+
+    monkeypatch.setattr(client, "names", evicted)
+    ids, rows = tables.grown("a")
+    assert tables.stats().counts["evicted"] == 1
+    assert torch.equal(rows[1 + ids.tolist().index(0)], rows[0])
 
 
 def test_ids_modulo_rows_are_told_how_many_share_one(made: Any) -> None:

@@ -415,13 +415,12 @@ class TableShard:
         )
 
 
-def _names(text: str, holding: Holding) -> tuple[Bags, Bags]:
-    """Return the ids that have rows, and their slots; raise :class:`Refused` if the group does not grow."""
+def _names(text: str, holding: Holding) -> tuple[Bags]:
+    """Return the ids that have rows; raise :class:`Refused` if the group does not grow."""
     if not (text.isdecimal() and len(text) < 9 and int(text) < len(holding.maps)):
         raise Refused(Refusal.ROW)
     found = holding.maps[int(text)]
     if found is None:
         raise Refused(Refusal.ROW)
-    slots, width = found.taken(), holding.spec.groups[int(text)].width
-    ids = found.ids[slots]
-    return Bags(int(text), width, len(ids), ids, 1), Bags(int(text), width, len(ids), slots, 1)
+    ids = found.ids[found.taken()]
+    return (Bags(int(text), holding.spec.groups[int(text)].width, len(ids), ids, 1),)

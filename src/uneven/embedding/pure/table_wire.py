@@ -67,7 +67,7 @@ class Say(IntEnum):
     TOLD = 38  # statistics as text
     DONE = 39  # saved or loaded; a text is the error
     REFUSED = 40
-    NAMED = 41  # the ids, and their slots
+    NAMED = 41  # the ids
 
 
 READER = 1 << 31
