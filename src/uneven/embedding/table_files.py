@@ -91,18 +91,21 @@ class TableFiles:
         """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated or misshapen."""
         if not (saves := newest_saves(Path(folder)).values()):
             raise CheckpointError("it has no saved tables: name a folder of save_checkpoint() on the server's machine")
-        ranges = [(*one, where) for where, said in saves for one in said["ranges"]]
+        ranges: list[tuple[str, int, int, int, Path]] = []
+        for where, said in saves:
+            rows = {one.name: one.held for one in ShardSpec.read(said["tables"]).tables.tables}
+            ranges += [(*one, rows.get(one[0], 0), where) for one in said["ranges"]]
         for held in holding:
             # All tables are checked before any row changes.
-            _check_once(held, [(start, stop) for table, start, stop, _ in ranges if table == held.table])
+            _check_once(held, [(start, stop, many) for table, start, stop, many, _ in ranges if table == held.table])
         for disk in holding.disks.values():
             disk.clear()
         for held in holding:
             if held.map is not None:
                 held.map.clear()
-            for table, start, stop, where in ranges:
+            for table, start, stop, many, where in ranges:
                 low, high = max(start, held.start), min(stop, held.stop)
-                if table == held.table and low < high:
+                if table == held.table and (low < high or many != held.many):  # a table that grows has other buckets
                     stem = where / f"{table}-{start}-{stop}"
                     if stem.with_name(f"{stem.name}.disk").exists():
                         part = RowRange(held.number, start, stop)
@@ -137,9 +140,18 @@ def _stem(held: HeldRange) -> str:
     return f"{held.table}-{held.start}-{held.stop}"
 
 
-def _check_once(held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
-    """Raise :class:`CheckpointError` unless the folder has each row of the range exactly once."""
-    cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop in ranges)
+def _check_once(held: HeldRange, ranges: Sequence[tuple[int, int, int]]) -> None:
+    """Raise :class:`CheckpointError` unless the folder has each row of the range exactly once. ``ranges``: first row,
+    end, and number of rows of the table."""
+    many = {one for _, _, one in ranges} or {held.many}
+    if many != {held.many}:
+        if len(many) > 1 or held.map is None:
+            there = " and ".join(f"{one:,}" for one in sorted(many))
+            raise CheckpointError(
+                f"table {held.table!r} has {there} rows there, and {held.many:,} here: make them equal"
+            )
+        held = held._replace(start=0, stop=min(many))  # its ids have other buckets here
+    cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop, _ in ranges)
     cuts = [(low, high) for low, high in cuts if low < high]
     if any(high > low for (_, high), (low, _) in pairwise(cuts)):
         raise CheckpointError(

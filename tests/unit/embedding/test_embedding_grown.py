@@ -99,6 +99,21 @@ def test_rows_are_saved_with_their_ids(made: Any, tmp_path: Path, before: int, a
     assert torch.allclose(*on, atol=1e-6), "Adagrad's sums as well"
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
+def test_saved_ids_load_into_tables_with_more_or_fewer_rows(made: Any, tmp_path: Path, before: int, after: int) -> None:
+    ids = torch.arange(300) * 7919 + 5
+    tables = made(tables=[Table(None, 4, "a", most_rows=2000)], shards=before)
+    tables(ids.unsqueeze(1)).values()
+    names, rows = tables.grown("a")
+    tables.save_checkpoint(tmp_path)
+    for most in (1000, 4000):
+        other = made(tables=[Table(None, 4, "a", most_rows=most)], shards=after)
+        other.load_checkpoint(tmp_path)
+        found, loaded = other.grown("a")
+        assert torch.equal(found.sort().values, ids)
+        assert torch.equal(loaded[1:][found.argsort()], rows[1:][names.argsort()])
+
+
 def test_ids_without_a_row_share_one_and_an_evaluation_is_no_sighting(made: Any) -> None:
     tables = made(tables=[Table(None, 4, "a", most_rows=100, admit=2)])
     ids = torch.arange(10).unsqueeze(1) + HUGE

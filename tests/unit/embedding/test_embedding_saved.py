@@ -275,6 +275,17 @@ def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as
     made.close()
 
 
+def test_a_table_with_another_number_of_rows_is_named(tmp_path: Path) -> None:
+    made = EmbeddingBagCollection([Table(1000, 4, "a")])
+    made.save_checkpoint(tmp_path)
+    for rows in (600, 2000):
+        other = EmbeddingBagCollection([Table(rows, 4, "a")])
+        with pytest.raises(CheckpointError, match=rf"table 'a' has 1,000 rows there, and {rows:,} here"):
+            other.load_checkpoint(tmp_path)
+        other.close()
+    made.close()
+
+
 FOREIGN = (
     "[1]",
     "5",

@@ -222,7 +222,7 @@ class TableShard:
     def _go_on(self, holding: Holding) -> None:
         try:
             saved = self.files.restore(holding)
-        except CheckpointError:
+        except (CheckpointError, ConfigError):
             self.counts["unreadable"] += 1
             return
         if saved is not None:
