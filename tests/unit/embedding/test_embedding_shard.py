@@ -145,6 +145,15 @@ def test_a_shard_with_other_tables_refuses() -> None:
     assert shards.shards[0].counts["another table of tensors"] >= 1
 
 
+def test_a_worker_that_joins_later_is_told_that_tables_know_those_of_the_start() -> None:
+    shards = MemoryShards(1, members=2)
+    joined = shards.client(2)
+    asked = joined.ask(shards.router.route(shards.features([1])))
+    shards.beat(2)
+    with pytest.raises(PeerError, match="not a member of this run: .* 2 workers of the start, and rank 2 came later"):
+        asked.values()
+
+
 def message(**changes: Any) -> TableMessage:
     ids, lengths = np.array([1, 2, 3], np.int32), np.array([2, 0, 1], np.int32)
     weights, values = np.ones(3, np.float32), np.ones((3, 4), np.float32)

@@ -124,9 +124,12 @@ class TableShard:
             if message.kind >= Say.WELCOME:
                 raise Refused(Refusal.DIRECTION)
             reads = message.rank >= READER
-            if not reads and message.rank not in self._crew:
-                raise Refused(Refusal.RANK)
             rank, number = message.rank, message.number
+            if not reads and rank not in self._crew:
+                raise Refused(Refusal.RANK) from ConfigError(
+                    f"table servers know the {self.members} workers of the start, and rank {rank} came later: start all "
+                    "workers that use tables with `uneven run --nproc`"
+                )
             if reads and message.kind not in READING:
                 raise Refused(Refusal.READER)
             trainer = KnownTrainer() if reads else self._crew[rank]  # of a reader nothing is kept
