@@ -6,6 +6,7 @@ Rows of a shard on this machine are read in place when they are needed, and a me
 
 import json
 import os
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -143,7 +144,8 @@ class TableClient:
     def do(self, kind: Say, text: str) -> None:
         """Make all shards save or load; raise :class:`CheckpointError` with the reason if one fails."""
         with self._changed:
-            numbers = {shard: self._request(shard, kind, text=text) for shard in self._links}
+            save = secrets.randbits(31)  # so that marks of different saves in one folder are told apart
+            numbers = {shard: self._request(shard, kind, text=text, meeting=save) for shard in self._links}
         for shard, answer in self.outcome(numbers, f"{kind.name.lower()} {text}").items():
             if answer.text:
                 raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")

@@ -98,6 +98,8 @@ class TableFiles:
         for held in holding:
             # All tables are checked before any row changes.
             _check_once(held, [(start, stop, many) for table, start, stop, many, _ in ranges if table == held.table])
+        if len({said.get("save", 0) for _, said in saves if said["ranges"]}) > 1:
+            raise CheckpointError("the last save into it was not completed by all servers: load another folder")
         for disk in holding.disks.values():
             disk.clear()
         for held in holding:

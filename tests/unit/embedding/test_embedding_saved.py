@@ -275,6 +275,18 @@ def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as
     made.close()
 
 
+def test_a_save_that_ended_before_all_shards_began_it_is_named(tmp_path: Path) -> None:
+    made = trained(2, 2)
+    made.save_checkpoint(tmp_path)
+    before = (tmp_path / "shard-1.json").read_bytes()
+    made.save_checkpoint(tmp_path)
+    made.load_checkpoint(tmp_path)
+    (tmp_path / "shard-1.json").write_bytes(before)
+    with pytest.raises(CheckpointError, match="the last save into it was not completed"):
+        made.load_checkpoint(tmp_path)
+    made.close()
+
+
 def test_a_table_with_another_number_of_rows_is_named(tmp_path: Path) -> None:
     made = EmbeddingBagCollection([Table(1000, 4, "a")])
     made.save_checkpoint(tmp_path)

@@ -150,7 +150,7 @@ def test_a_worker_that_joins_later_is_told_that_tables_know_those_of_the_start()
     joined = shards.client(2)
     asked = joined.ask(shards.router.route(shards.features([1])))
     shards.beat(2)
-    with pytest.raises(PeerError, match="not a member of this run: .* 2 workers of the start, and rank 2 came later"):
+    with pytest.raises(PeerError, match=r"not a member of this run: .* 2 workers of the start, and rank 2 came later"):
         asked.values()
 
 

@@ -32,6 +32,7 @@ class SavedNumbers(NamedTuple):
 
     version: int  # lower bound of the updates in the rows, of all workers
     sequences: dict[int, int]  # last applied update of each worker
+    save: int = 0  # the same in all shards' marks of one requested save; 0 for automatic ones
 
 
 class RowFiles(Protocol):
@@ -127,8 +128,8 @@ class TableShard:
             rank, number = message.rank, message.number
             if not reads and rank not in self._crew:
                 raise Refused(Refusal.RANK) from ConfigError(
-                    f"table servers know the {self.members} workers of the start, and rank {rank} came later: start all "
-                    "workers that use tables with `uneven run --nproc`"
+                    f"table servers know the {self.members} workers of the start, and rank {rank} came later: start "
+                    "all workers that use tables with `uneven run --nproc`"
                 )
             if reads and message.kind not in READING:
                 raise Refused(Refusal.READER)
@@ -245,7 +246,8 @@ class TableShard:
             return []
         if self._saving is not None:
             return [] if m is None else [self._to(m, Say.DONE, text="it is saving already; ask again later")]
-        self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, self._numbers()), m
+        numbers = self._numbers()._replace(save=0 if m is None else m.meeting)
+        self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, numbers), m
         return []
 
     def _numbers(self) -> SavedNumbers:

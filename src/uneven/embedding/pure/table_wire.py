@@ -93,7 +93,7 @@ class TableMessage:
     sequence: int = 0  # number of the worker's update
     life: int = 0  # of the shard; each start has another one
     version: int = 0  # updates of all workers in the rows; for a gradient, at its lookup
-    meeting: int = 0  # number of the flush
+    meeting: int = 0  # number of the flush, or of the save
     table: int = 0  # fingerprint of the shard's specification
     wire: str = WIRES[0]  # for a lookup: the type of the answer's values
     place: int | None = None  # of a gradient's arrays in shared memory, in bytes; None if they are in the message
