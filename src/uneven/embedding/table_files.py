@@ -111,8 +111,9 @@ class TableFiles:
                     stem = where / f"{table}-{start}-{stop}"
                     if stem.with_name(f"{stem.name}.disk").exists():
                         part = RowRange(held.number, start, stop)
-                        for block in saved_rows(stem, holding.spec, part, low, high, every=held.disk is None):
-                            _put(held, *block)
+                        blocks = saved_rows(stem, holding.spec, part, low, high, every=held.disk is None)
+                        for numbers, found, sums, recent in blocks:  # with SGD each sum is 0
+                            _put(held, numbers, found, np.where(sums, sums, np.float32(held.first_sum)), recent)
                     elif held.map is None:
                         _read(stem, held, start, low, high)
                     else:

@@ -218,6 +218,17 @@ def test_a_save_loads_on_any_number_of_shards_with_rows_on_disk_or_in_memory(
     assert same(state(second), state(memory)), "not those that the table on disk saved there before"
 
 
+def test_rows_that_were_saved_with_sgd_begin_with_adagrads_initial_sum(made: Any, tmp_path: Path) -> None:
+    tables = [Table(100, 4, "a", memory=WAYS * slot_bytes(4))]
+    first = made(tables, optimizer=SGD())
+    first(torch.arange(50).unsqueeze(1)).values().sum().backward()
+    first.flush()
+    first.save_checkpoint(tmp_path)
+    second = made(tables)
+    second.load_checkpoint(tmp_path)
+    assert (state(second)["embedding_bags.a.sum"] == np.float32(0.01)).all()
+
+
 def test_a_save_has_the_holes_of_the_file_on_the_same_disk_and_on_another(made: Any, tmp_path: Path) -> None:
     tables = made([Table(10**6, 16, "a", memory="1MB", path=str(tmp_path))])
     assert not any(tmp_path.iterdir()), "the file has no name"
