@@ -144,7 +144,7 @@ class TableClient:
     def do(self, kind: Say, text: str) -> None:
         """Make all shards save or load; raise :class:`CheckpointError` with the reason if one fails."""
         with self._changed:
-            save = secrets.randbits(31)  # so that marks of different saves in one folder are told apart
+            save = secrets.randbits(31)  # distinguishes the marks of different saves in one folder
             numbers = {shard: self._request(shard, kind, text=text, meeting=save) for shard in self._links}
         for shard, answer in self.outcome(numbers, f"{kind.name.lower()} {text}").items():
             if answer.text:

@@ -5,8 +5,8 @@
     id ──mix──▶ position in the index; if another id is there, the next one (linear probing, at most half full)
        └──────▶ slot of its row; slot 0 is the row of all ids without one
 
-An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005, whose counters
-are halved from time to time), or with a given probability. When all rows are taken, 1/16 of them are evicted together:
+An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005), or with a given
+probability. The sketch's counters are halved as ids arrive. When all rows are taken, 1/16 of them are evicted together:
 those looked up least recently, or least often. Rows of the last few batches stay, because their gradients are still to
 come.
 """
