@@ -158,8 +158,9 @@ class EmulatedWorkers(LocalWorkers):
         return blame(list(map(self._death, self.lost)), first_s=first_s, shutdown_within_s=self._end_within_s)
 
     def forget_errors(self) -> None:
-        for path in self._run_directory.glob("error-*"):
-            path.unlink()
+        seen = self._run_directory.glob("error-" + "[0-9a-f]" * 16)  # what report_failures printed
+        for path in (*(one.error_file for one in self._all), *seen):
+            path.unlink(missing_ok=True)
 
     def _add(self, node: int, number: int) -> LocalWorker:
         env = environment(self._spec, node, number, self._machines, self._run_directory, self._run["founders"])

@@ -18,7 +18,7 @@ import pytest
 from uneven.cluster import files
 from uneven.cluster.emulate import emulation_state
 from uneven.cluster.emulate.artificial_load import Rivals, duties
-from uneven.cluster.emulate.emulated_workers import EmulatedWorkers, environment
+from uneven.cluster.emulate.emulated_workers import EmulatedWorkers, environment, error_file
 from uneven.cluster.emulate.pure import names, shape
 from uneven.cluster.pure.describe.trace import Trace
 from uneven.errors import LaunchError
@@ -186,3 +186,15 @@ def test_a_worker_that_ended_in_order_long_before_does_not_change_the_blame(tmp_
     workers.lost, workers._end_within_s = workers._all[1:], 10
     workers._spec = files.load("demo4")
     assert str(workers.failure()).startswith("rank 2 ")
+
+
+def test_only_errors_of_workers_are_forgotten(tmp_path: Path) -> None:
+    workers = EmulatedWorkers.__new__(EmulatedWorkers)
+    workers._run_directory = tmp_path
+    theirs = {"error-bars.png", "error-plots", "error-5.json"}
+    (tmp_path / "error-plots").mkdir()
+    for name in ("error-bars.png", "error-5.json", "error-0.json", f"error-{'0a' * 8}"):
+        (tmp_path / name).touch()
+    workers._all = [SimpleNamespace(error_file=error_file(tmp_path, number)) for number in range(2)]  # type: ignore[misc]
+    workers.forget_errors()
+    assert {path.name for path in tmp_path.iterdir()} == theirs
