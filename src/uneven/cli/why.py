@@ -84,6 +84,7 @@ def why(
         show(Path(target[0]), form)
         return
     from uneven.runtime import rundir
+    from uneven.runtime.jobs.ending import signal_name
 
     if trial:
         from uneven.cli.why_try import tried
@@ -110,7 +111,8 @@ def why(
     else:
         show(run, form)
     if code:
-        raise LaunchError(f"the command ended with exit code {code}", exit_code=code)
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        raise LaunchError(f"the command {how}", exit_code=code if code > 0 else 128 - code)
 
 
 def python_path(run: Path) -> str:

@@ -93,3 +93,13 @@ for _ in range(5):
         main(["why"])
     assert not end.value.code
     assert "uneven why: mine" in capsys.readouterr().out
+
+
+def test_a_signal_that_ends_the_command_gives_the_exit_code_of_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["why", "--", "sh", "-c", "kill -9 $$"])
+    assert end.value.code == 128 + signal.SIGKILL
+    assert "the command was killed by SIGKILL" in capsys.readouterr().err
