@@ -62,7 +62,10 @@ Sync = Annotated[
 ]
 Seed = Annotated[int | None, _training("N", "Seed of the sample order. [default: 0]")]
 Budget = Annotated[
-    float | None, _training("SHARE", "Greatest share of an iteration for measuring and balancing. [default: 0.005]")
+    float | None,
+    _training(
+        "SHARE", "Greatest share of an iteration for measuring and balancing. [default: 0.005]", "--overhead-budget"
+    ),
 ]
 Threads = Annotated[int | None, _training("M", "Threads of each worker, for session.train(loop). [default: 1]")]
 KeepFreedMemory = Annotated[

@@ -30,7 +30,9 @@ _CORES = 1.0
 
 
 @contextmanager
-def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any]) -> Iterator[None]:
+def ray_workers(
+    start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any], kept: bool | None
+) -> Iterator[None]:
     """Run ``count`` additional workers that join, each a task of Ray; their journals are below ``directory``. Raises
     ConfigError if the run is not elastic, or has no address for others, or Ray is missing."""
     if count == 0:
@@ -45,6 +47,7 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
     from uneven.runtime.jobs.ray_lines import RayLines
 
     options = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    options += [] if kept is None else ["--keep-freed-memory" if kept else "--no-keep-freed-memory"]
     target = ["-m", *start.target] if start.module else start.target
 
     def line(number: int) -> list[str]:
@@ -178,7 +181,7 @@ def run(
     with (
         ends_with_a_line(directory, ", so nothing was balanced; or it named another journal"),
         shards(directory, servers, tables, members, start),
-        ray_workers(start, ray, directory, said),
+        ray_workers(start, ray, directory, said, keep_freed_memory),
     ):
         launch.run(start, run_directory=directory)
 

@@ -87,7 +87,6 @@ def test_one_name_means_one_thing() -> None:
     several = {name: kinds for name, kinds in meant.items() if len(kinds) > 1}
     assert several == {
         "--balance": {"NAME", "NAME,…"},
-        "--budget": {"SHARE", "MONEY"},
         "--sync": {"NAME", "NAME,…"},
     }
     gone = {"--directory", "--out", "--output", "--runs", "--until-accuracy", "--json", "--tensorboard", "--beside"}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 
+from uneven.cli import application, main
 from uneven.cli.run import ends_with_a_line, hint, misplaced
 from uneven.errors import LaunchError
 from uneven.journal import rank_path
@@ -67,3 +73,30 @@ def test_a_hint_names_all_of_them() -> None:
     assert hint(["--seed", "--nproc"], "t.py") == (
         "--seed, --nproc after t.py are arguments of the script: to pass them to uneven, put them before t.py"
     )
+
+
+@pytest.mark.parametrize("keep", ["--keep-freed-memory", "--no-keep-freed-memory"])
+def test_workers_of_ray_get_options_that_uneven_run_has(
+    keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[list[str]] = []
+
+    class Lines:
+        def __init__(self, line: Callable[[int], list[str]], *_: object, **__: object) -> None:
+            lines.append(line(0))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "uneven.runtime.jobs.ray_lines", SimpleNamespace(RayLines=Lines))
+    monkeypatch.setattr("uneven.cli.run.need", lambda *_: None)
+    monkeypatch.setattr("uneven.cli.run.launch.run", lambda *_, **__: None)
+    Path("train.py").touch()
+    words = ["--nproc", "1", "--elastic", "1:4", "--rdzv-endpoint", "127.0.0.1:29500", "--ray", "2"]
+    with pytest.raises(SystemExit) as end:
+        main(["run", *words, "--overhead-budget", "0.01", "--seed", "3", keep, "train.py"])
+    assert not end.value.code
+    command: Any = typer.main.get_command(application(["run"]))
+    got = command.commands["run"].make_context("run", lines[0][4:]).params
+    assert (got["budget"], got["seed"], got["keep_freed_memory"]) == (0.01, 3, keep == "--keep-freed-memory")
