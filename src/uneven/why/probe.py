@@ -235,7 +235,8 @@ class Probe:
 
         @wraps(original)
         def call(*args: Any, **options: Any) -> Any:
-            if (self._inside and timed) or (self._resting and self._loop is None):
+            resting = self._resting and self._loop is None
+            if resting or (self._inside and timed) or threading.get_ident() != self._thread:
                 return original(*args, **options)
             self._inside += timed
             started_s = _now()

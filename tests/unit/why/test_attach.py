@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from uneven.policy.core.records import FactsRecord, MeetingsRecord, StepRecord
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 from uneven.why import facts
 from uneven.why.explanation import explain
-from uneven.why.probe import sparse
+from uneven.why.probe import Probe, sparse
 from uneven.why.start import attach
 
 STEPS = 12
@@ -236,3 +237,29 @@ def test_a_worker_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
     assert re.fullmatch(r"No step has ended for \d+ s: " + where, said)
     assert "read_without_end" in said
     assert explain(tmp_path, remedies=False).still == ""  # the steps went on
+
+
+def test_a_wait_counts_while_another_thread_loads(tmp_path: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Script:
+        @staticmethod
+        def load() -> None:
+            entered.set()
+            assert leave.wait(20.0)
+
+        @staticmethod
+        def wait() -> None:
+            pass
+
+    seen: list[str] = []
+    probe = Probe(tmp_path, 0, 1)
+    probe._around(Script, "load", lambda *_: seen.append("load"))
+    probe._around(Script, "wait", lambda *_: seen.append("wait"))
+    loader = threading.Thread(target=Script.load)
+    loader.start()
+    assert entered.wait(20.0)
+    Script.wait()
+    leave.set()
+    loader.join(20.0)
+    assert seen == ["wait"]
