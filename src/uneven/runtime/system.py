@@ -6,6 +6,7 @@ names that macOS or Windows lacks are hidden.
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import IO, Any
@@ -101,3 +102,9 @@ def not_on_windows(what: str) -> None:
     """Raise ConfigError on Windows, which lacks the signals, process groups or descriptors of ``what`` (plural)."""
     if WINDOWS:
         raise ConfigError(f"{what} work on Linux and macOS only, and this is Windows: use WSL 2, which is Linux")
+
+
+def borrowed(descriptor: int) -> socket.socket:
+    """Return a socket object for a duplicate of a descriptor whose owner continues to use it. Linux only."""
+    # SOCK_NONBLOCK: otherwise Python applies socket.setdefaulttimeout to the flags, which both descriptors share.
+    return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=os.dup(descriptor))

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from uneven.runtime.system import WINDOWS
+from uneven.runtime.system import WINDOWS, borrowed
 
 
 class Store(Protocol):
@@ -51,9 +51,9 @@ def fail_after(port: int, gone_s: float) -> None:
     for name in os.listdir(listing):
         with contextlib.suppress(OSError):  # it is closed by now, or not connected
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                # dup: the socket object closes its descriptor, and torch still needs the original.
-                with socket.socket(fileno=os.dup(int(name))) as line:
-                    if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
+                with borrowed(int(name)) as line:  # torch still needs the original
+                    stream = line.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+                    if stream and line.family in _NETWORK and line.getpeername()[1] == port:
                         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * gone_s), _MOST_MS))
 
 

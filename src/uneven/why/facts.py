@@ -24,7 +24,7 @@ import torch
 from uneven.policy.core.records import FactsRecord, Record
 from uneven.run.measure import control_group
 from uneven.run.measure.machine_load import Gpu, nvml_uuid
-from uneven.runtime.system import major_faults
+from uneven.runtime.system import borrowed, major_faults
 
 BUDGET = 0.005  # part of the time that the measurement may take
 _EVERY_S = 1.0
@@ -341,8 +341,9 @@ class Sockets:
 
     @staticmethod
     def _one(descriptor: int, now: dict[_Ends, tuple[float, ...]]) -> None:
-        with socket.socket(fileno=os.dup(descriptor)) as line:
-            if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
+        with borrowed(descriptor) as line:
+            stream = line.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+            if line.family not in (socket.AF_INET, socket.AF_INET6) or not stream:
                 return
             info = line.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
             key = (line.getsockname(), line.getpeername())

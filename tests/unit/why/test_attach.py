@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +24,8 @@ from uneven import journal
 from uneven.errors import JournalError
 from uneven.journal.reader import rank_path
 from uneven.policy.core.records import FactsRecord, MeetingsRecord, StepRecord
+from uneven.runtime.jobs.call import _limit
+from uneven.runtime.tcp_store import fail_after
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 from uneven.why import facts
 from uneven.why.explanation import explain
@@ -263,3 +268,20 @@ def test_a_wait_counts_while_another_thread_loads(tmp_path: Path) -> None:
     leave.set()
     loader.join(20.0)
     assert seen == ["wait"]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [lambda _: fail_after(1, 10.0), lambda _: facts.Sockets().read(), _limit],
+    ids=["fail_after", "Sockets", "_limit"],
+)
+def test_a_default_time_out_leaves_sockets_blocking(reads: Callable[[Any], Any]) -> None:
+    one, other = multiprocessing.Pipe()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(20.0)
+    try:
+        reads(one)
+    finally:
+        socket.setdefaulttimeout(before)
+    with one, other:
+        assert os.get_blocking(one.fileno())

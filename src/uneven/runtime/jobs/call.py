@@ -249,6 +249,7 @@ def _limit(line: Connection) -> None:
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, option, limit)
+    os.set_blocking(line.fileno(), True)  # socket.setdefaulttimeout changes the flags, which `end` shared
 
 
 @contextlib.contextmanager
