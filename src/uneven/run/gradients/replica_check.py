@@ -1,5 +1,5 @@
-"""The check that replicas still agree, by a few numbers of each tensor, in steps 1, 2, 4, 8, … and when an epoch
-starts.
+"""The check that replicas still agree, by a few numbers of each tensor, after 1, 2, 4, 8, … batches and when an
+epoch starts.
 
 If gradients are averaged in every step, replicas stay equal only if all workers change them identically. They diverge
 without an error by a layer that its first batch initializes, a scheduler that follows a worker's own loss, or a step on
@@ -65,13 +65,14 @@ class _Due:
     """The iterations in which replicas are compared, the same on all ranks."""
 
     def __init__(self) -> None:
-        self._epoch = -1
+        self._epoch = self._seen = -1
         self._last = 0
 
     def at(self, epoch: int, iteration: int) -> bool:
-        """Return whether to compare now; call it for all iterations in order."""
+        """Return whether to compare now; call it in order, for all iterations or those with an exchange."""
         fresh, self._epoch = epoch != self._epoch, epoch
-        due = not iteration & (iteration + 1) or (fresh and iteration - self._last >= _APART)
+        before, self._seen = self._seen, iteration
+        due = (iteration + 1).bit_length() > (before + 1).bit_length() or (fresh and iteration - self._last >= _APART)
         self._last = iteration if due else self._last
         return due
 
@@ -103,7 +104,7 @@ class ReplicaCheck:
         self._handed = _Due()
         self._exchanged = _Due()
         self._thread = get_ident()
-        self._found: dict[int, Tensor] = {}  # by iteration, until a later one exchanges
+        self._found: dict[int, Tensor] = {}  # by iteration, until the next exchange
 
     def begins(self, epoch: int, iteration: int) -> None:
         # Not at the exchange: a script (SAM) may move parameters for a pass and back before the step. A thread that
@@ -119,8 +120,7 @@ class ReplicaCheck:
 
     def __call__(self, turn: BatchWeight) -> None:
         """Compare if it is time, and raise :class:`TrainingError` with the name of a tensor that differs."""
-        if self._found and min(self._found) < turn.iteration:
-            self._found = {at: one for at, one in self._found.items() if at >= turn.iteration}
+        handed = [self._found.pop(at) for at in sorted(self._found) if at <= turn.iteration]
         if not self._exchanged.at(turn.epoch, turn.iteration):
             return
         named = self._parameters()
@@ -128,8 +128,8 @@ class ReplicaCheck:
         every = {_RATES: wide_place(next(self._model.parameters())).new_tensor(rates, dtype=torch.float64), **named}
         every |= {f"buffer {name}": one for name, one in self._buffers().items()}
         own = digests([*every.values()])
-        if turn.iteration in self._found:
-            own[1 : len(named) + 1] = self._found[turn.iteration]
+        if handed:
+            own[1 : len(named) + 1] = handed[-1]
         self._total(total := own.clone())
         if apart := differing(total, [*every.values()], len(self._ranks)):
             raise self._error([*every][apart[0]], own[apart[0], 0], turn.iteration)

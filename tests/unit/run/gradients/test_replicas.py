@@ -14,6 +14,11 @@ def test_short_epochs_do_not_pay_for_each_comparison() -> None:
     assert [at for at in range(300) if due.at(at // 7, at)] == [0, 1, 3, 7, 15, 31, 63, 127, 231, 255]
 
 
+def test_replicas_are_compared_if_gradients_are_accumulated_over_three_batches() -> None:
+    due = _Due()
+    assert [at for at in range(2, 300, 3) if due.at(0, at)] == [2, 5, 8, 17, 32, 65, 128, 257]
+
+
 @pytest.mark.parametrize(
     ("other", "apart"),
     [
