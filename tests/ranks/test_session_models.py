@@ -304,6 +304,15 @@ def test_a_table_that_each_pass_renormalizes_is_refused(me: RankContext) -> None
             session.setup(nn.ModuleDict({"table": table}))
 
 
+@pytest.mark.parametrize("sync", ["bsp", "local:every=1"])
+@ranks(2)
+def test_a_complex_parameter_is_refused(me: RankContext, sync: str) -> None:
+    model = net()
+    model.weight = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+    with uneven.Session(sync=sync) as session, pytest.raises(ConfigError, match=r"weight is complex.*view_as_real"):
+        session.setup(model, sgd(model))
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 

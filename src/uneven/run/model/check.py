@@ -145,6 +145,16 @@ def refuse_max_norm(model: nn.Module) -> None:
             )
 
 
+def refuse_complex(model: nn.Module) -> None:
+    """Raise :class:`ConfigError` for a trained parameter of complex numbers: exchanges lose the imaginary part."""
+    for name, one in model.named_parameters():
+        if one.requires_grad and one.is_complex():
+            raise ConfigError(
+                f"parameter {name} is complex ({one.dtype}), which workers do not exchange: keep torch.view_as_real of "
+                "it as the parameter, and use torch.view_as_complex in forward()"
+            )
+
+
 def refuse_inelastic(model: nn.Module) -> None:
     """Raise :class:`ConfigError`, with the remedy, if an elastic run cannot average the model's gradients."""
     why, trained = "", [one for one in model.parameters() if one.requires_grad]

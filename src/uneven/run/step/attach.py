@@ -26,6 +26,7 @@ from uneven.run.model.check import (
     frozen_digest,
     is_sharded,
     parts_called,
+    refuse_complex,
     refuse_max_norm,
     travelling,
 )
@@ -110,6 +111,8 @@ def attach(
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
+    if not (sharded or context.participants.alone):
+        refuse_complex(model)
     said = {"_device": device.type, **describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
     said["_frozen"] = "" if sharded or context.participants.alone else frozen_digest(model)
     # Before anything waits for another rank: different models would otherwise hang in the first exchange.
