@@ -170,6 +170,25 @@ def test_a_model_that_changes_after_setup(me: RankContext, sync: str, late: bool
                 next(iter(loader))
 
 
+@pytest.mark.parametrize("sync", ["bsp", "local:every=1"])
+@ranks(2)
+def test_a_layer_that_thaws_within_an_epoch(me: RankContext, sync: str) -> None:
+    """As each epoch is in a loop over ``session.step``, which has one without an end."""
+    with uneven.Session(sync=sync, balance="even") as session:
+        model = net()
+        model[0].requires_grad_(False)
+        session.setup(model, optimizer := sgd(model))
+        for number, (x, y) in enumerate(session.loader(TensorDataset(*tensors()), X)):
+            model[0].requires_grad_(number == 2)
+            F.cross_entropy(model(x), y).backward()
+            if number == 2:
+                with pytest.raises(ConfigError, match="had requires_grad=False when"):
+                    optimizer.step()
+                break
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @ranks(2)
 def test_layers_frozen_after_setup_may_thaw(me: RankContext) -> None:
     theirs = net()

@@ -78,7 +78,7 @@ class ModelWatch:
         hook = ModelHook(self._before_forward)
         handles = [one.register_forward_pre_hook(hook, prepend=True, with_kwargs=True) for one in called]
         self._undo = [*(one.remove for one in handles), keep_out_of_copies(model)]
-        self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last check
+        self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[bool]]()  # trained, at last check
         _see_steps()
         _open.add(self)
         _see_samplers()
@@ -109,14 +109,14 @@ class ModelWatch:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Check the parameters of an optimizer, which may have been created after setup.
         Raises :class:`ConfigError` if it holds parameters of this model, and others that no worker exchanges."""
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._groups.get(optimizer) == count:  # already checked; this runs at every step
+        trained = [one.requires_grad for group in optimizer.param_groups for one in group["params"]]
+        if self._groups.get(optimizer) == trained:  # already checked; this runs at every step
             return
         model = self._model()
         if model is not None and any(self._find(one) for group in optimizer.param_groups for one in group["params"]):
             self._compare(model)
             check_optimizer(optimizer, self._find)
-        self._groups[optimizer] = count
+        self._groups[optimizer] = trained
 
     def sampled(self) -> None:
         """Note that a DistributedSampler is read, perhaps in order to train."""
