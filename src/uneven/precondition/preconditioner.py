@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.policy.ownership.placement import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.item_exchange import PackedExchanges
@@ -146,6 +146,12 @@ class Preconditioner(Callback):
         """Refresh what is due, and precondition the gradients."""
         if optimizer is not self.optimizer:
             return
+        # A GradScaler leaves it to a fused step to unscale, and to skip itself at an infinity.
+        if getattr(optimizer, "found_inf", None) is not None:
+            raise TrainingError(
+                f"{self.name} with a GradScaler and a fused {type(optimizer).__name__}, which unscales in its step: "
+                "make the optimizer with fused=False"
+            )
         self._check_plan(step)
         # Decompositions need at least float32.
         with torch.autocast(self._like.device.type, enabled=False):

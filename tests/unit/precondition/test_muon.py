@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from workers import CallbackWorker, X, batch, train, vector
 
-from uneven import KFAC, SOAP, Callback, Muon
-from uneven.errors import CheckpointError, ConfigError
+from uneven import KFAC, SOAP, Callback, Muon, Session
+from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.precondition import preconditioner as seam
 from uneven.precondition.pure.packing import batches
 from uneven.precondition.refresh import Refresh
@@ -246,3 +246,14 @@ def test_one_failed_matrix_of_a_batch_does_not_take_the_others_along() -> None:
     found, failed = Refresh([[0, 1, 3], [2]], decompose, due=0, beside=False, cost=1.0).end()
     assert {number: one.tolist() for number, one in found.items()} == {0: [1, 0, 0, 1], 3: [2, 0, 0, 2]}
     assert set(failed) == {1, 2}
+
+
+def test_a_fused_optimizer_that_would_unscale_the_directions() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    with Session(callbacks=[Muon()]) as session:
+        model = nn.Linear(5, 3, bias=False)
+        session.setup(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.02, fused=True))
+        for x in session.loader(torch.randn(4, 5), 4):
+            scaler.scale(model(x).square().mean()).backward()
+            with pytest.raises(TrainingError, match="fused=False"):
+                scaler.step(optimizer)
