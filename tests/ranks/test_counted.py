@@ -77,10 +77,10 @@ def alone(loss: Loss, epochs: int, every: int = 1) -> nn.Module:
     return model
 
 
-def started(**settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer, Any]:
+def started(unused: bool = False, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer, Any]:
     session = uneven.Session(**settings)
     model = net().double()
-    session.setup(model, optimizer := sgd(model))
+    session.setup(model, optimizer := sgd(model), find_unused_parameters=unused)
     return session, model, optimizer, session.loader(labels(), X)
 
 
@@ -111,6 +111,24 @@ def test_passes_that_add_up_count_each_by_its_own(me: RankContext) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert_same(model, alone(by_class, 2, every=2), 1e-12)
+    session.close()
+
+
+@ranks(3)
+def test_a_sum_adds_up_over_the_passes_of_a_step(me: RankContext) -> None:
+    session, model, optimizer, loader = started(balance="static:shares=6/2/4")
+    theirs = net().double()
+    by = sgd(theirs)
+    for (x, y), (union_x, union_y) in zip(chain(loader, loader), unions(2), strict=True):
+        with session.loss_sum():
+            total(model(x), y).backward()
+            total(model(x + 0.3), y).backward()
+        total(theirs(union_x), union_y).backward()
+        total(theirs(union_x + 0.3), union_y).backward()
+        for one in (optimizer, by):
+            one.step()
+            one.zero_grad()
+    assert_same(model, theirs, 1e-12)
     session.close()
 
 
@@ -163,6 +181,13 @@ def test_what_cannot_be_counted_is_refused(me: RankContext) -> None:
 
     with pytest.raises(TrainingError, match="iterations 0 and 1 in one block"):
         two_batches()
+    session.close()
+
+    session, model, _, loader = started(unused=True)
+    with session.loss_sum():
+        model(x := next(iter(loader))[0]).sum().backward()
+        with pytest.raises(TrainingError, match=r"Add up the losses and call backward once"):
+            model(x).sum().backward()
     session.close()
 
     session, *_ = started(sync="local:every=2")

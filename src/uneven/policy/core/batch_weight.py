@@ -19,6 +19,11 @@ class BatchWeight:
         """The weight of this worker's gradient in the sum over workers."""
         return self.weight
 
+    @property
+    def of_exchanged(self) -> float:
+        """The factor of gradients that are equal on all workers already, before an exchange weights and adds them."""
+        return 1.0
+
     def there(self, members: tuple[int, ...]) -> float | None:
         """Return the part of the total weight that these members hold, if others are lost before the gradients are
         added up. None if sample counts alone decide it."""

@@ -196,8 +196,19 @@ class BucketGradients(ExchangedSteps):
             self._share(self.turn.weight)
         if not on_entering(output, partial(self._entered, self.turn, exchanged)):
             # No tensor in the output leads to the model, so assume that this pass's backward pass comes next.
-            self.scale.count(self.turn, exchanged, self._parameters)
+            self._count(self.turn, exchanged)
         return output
+
+    def _count(self, turn: BatchWeight, exchanged: bool) -> None:
+        assert self._ddp is not None
+        summed = turn.exchanging and turn.of_exchanged != 1.0 and not self.scale.held
+        unknown = summed and self._ddp.find_unused_parameters
+        if unknown and any(one.grad is not None and one.grad.any() for one in self._parameters):
+            raise TrainingError(  # DDP leaves those out that no worker's pass uses, so no factor would be right for all
+                "session.loss_sum with find_unused_parameters=True: .grad holds gradients that were exchanged already. "
+                "Add up the losses and call backward once, or call zero_grad() before"
+            )
+        self.scale.count(turn, exchanged, self._parameters)
 
     def _share(self, weight: float) -> None:
         if self._statistics is not None and self.rounds.whole:
@@ -212,7 +223,7 @@ class BucketGradients(ExchangedSteps):
         task = _C._current_graph_task_id()
         if task != self._pass:
             self._pass, self.turn = task, turn
-            self.scale.count(turn, exchanged, self._parameters)
+            self._count(turn, exchanged)
             if exchanged and (not self._prepared or self._several):
                 self._prepare_again()
         elif turn is not self.turn and not turn.counts_like(self.turn):
@@ -225,7 +236,7 @@ class BucketGradients(ExchangedSteps):
     def _prepare_again(self) -> None:
         """Prepare DDP for a second backward pass on one forward pass, or one through several parts."""
         # Without this, DDP would leave the new gradients local. The exchange averages earlier gradients once more.
-        # These are equal on all ranks, so they do not change if the weights add up to 1.
+        # These are equal on all ranks, so they do not change: their weights add up to 1.
         assert self._ddp is not None
         leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:

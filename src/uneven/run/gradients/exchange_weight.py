@@ -40,6 +40,10 @@ class ExchangeWeight:
                 for one in parameters:
                     if one.grad is not None:
                         one.grad.mul_(self.now / weight)
+        elif turn.exchanging and turn.of_exchanged != 1.0:
+            for one in parameters:
+                if one.grad is not None:
+                    one.grad.mul_(turn.of_exchanged)
         self.now = weight
         if turn.exchanging:
             self._passes.setdefault(turn.iteration, turn)

@@ -79,6 +79,10 @@ class CountedTurn(BatchWeight):
     def in_gradient(self) -> float:
         return self.counts.part()
 
+    @property
+    def of_exchanged(self) -> float:
+        return self.weight if isinstance(self.counts, SummedCount) else 1.0
+
     def there(self, members: tuple[int, ...]) -> float | None:
         return self.counts.there(members)
 
