@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from policy_runs import Run, everybodys, flat, idle, momentum, same
-from session_parts import Moving, N, X
+from session_parts import Moving, N, Numbered, X
 from session_parts import everybodys as all_of
 from torch import nn
 
@@ -171,4 +171,17 @@ def test_who_does_not_come_is_named_and_what_waits_for_all_is_refused(me: RankCo
         with pytest.raises(PeerError, match="the exchange of parameters after step 2: rank 2 did not take part"):
             run.epoch(2)
     dist.barrier()  # it is alive until the others have asked
+    run.session.close()
+
+
+@ranks(2)
+def test_an_evaluation_inside_of_the_evaluated_model_leaves_it_in_place(me: RankContext) -> None:
+    run = Run("diloco:every=4")
+    run.epoch(2)
+    with run.session.evaluation_model():
+        saved = run.session.state_dict()["agreement"]
+        run.session.evaluate(lambda batch: {"samples": len(batch[0])}, Numbered(), 8)
+        assert str(run.session.state_dict()["agreement"]) == str(saved)
+        with pytest.raises(TrainingError, match=r"inside session\.evaluation_model\(\)"):
+            next(iter(run.loader))
     run.session.close()

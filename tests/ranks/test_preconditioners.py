@@ -45,6 +45,7 @@ def in_session(part: Callback) -> nn.Module:
     with pytest.raises(CheckpointError, match=r"save inside `with session.evaluation_model\(\)"):
         session.state_dict()
     with session.evaluation_model():
+        session.evaluate(lambda batch: {"samples": len(batch[0])}, Numbered(), X)
         assert session.state_dict()
     session.close()
     return model

@@ -185,12 +185,13 @@ class Preconditioner(Callback):
     @contextmanager
     def evaluation_model(self) -> Any:
         """Gather the factors of all workers for :meth:`state_dict` inside of the context."""
-        if self.works:
+        before = self._gathered
+        if self.works and before is None:
             self._gathered = self._gather()
         try:
             yield
         finally:
-            self._gathered = None
+            self._gathered = before
 
     def close(self) -> None:
         """Stop the background refresh."""

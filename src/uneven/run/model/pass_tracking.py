@@ -138,11 +138,11 @@ class ModelWatch:
     @contextmanager
     def trying(self) -> Iterator[None]:
         """Allow passes inside that are evaluations, or steps that are only tried, on batches of no loader."""
-        self._tried = True
+        before, self._tried = self._tried, True
         try:
             yield
         finally:
-            self._tried = False
+            self._tried = before
 
     def _enter(self, within: bool) -> None:
         ModelWatch._midway += within - self._within

@@ -366,7 +366,7 @@ class ReplicaSync(NoSync):
         self._thread.paused()
         self._met_all = self._barrier is None or self.ledger.served  # the end of a run through a server waits for none
         self._arrive()
-        self._met_all, own = True, None
+        self._met_all, own, before = True, None, self._showing
         try:
             if (shown := self._shown()) is not None:
                 own = self._replica.flat.read()
@@ -374,7 +374,7 @@ class ReplicaSync(NoSync):
             self._showing = shown is not None or self._barrier is not None
             yield
         finally:
-            self._showing = False
+            self._showing = before
             if own is not None:
                 self._replica.flat.write(own)
             if self._barrier is not None:
