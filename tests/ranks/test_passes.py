@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,35 @@ def test_where_parameters_are_averaged(me: RankContext) -> None:
         with uneven.Session(sync="local:every=2", balance="even") as session:
             found.append(train(session, False, microbatch))
     assert_same(*found, 1e-12)
+
+
+class Wrapping(nn.Module):
+    """Returns its output inside of something else."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.net, self.wrap = net().double(), wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(self.net(x))
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+@ranks(1)
+def test_an_output_whose_gradient_cannot_be_weighted_is_refused(me: RankContext) -> None:
+    for wrap in (Output, lambda y: SimpleNamespace(logits=y), lambda y: (y, Output(y))):
+        model = Wrapping(wrap)
+        with uneven.Session() as session:
+            session.setup(model, sgd(model))
+            batch = next(iter(session.loader(TensorDataset(*data()), X, microbatch=3)))
+            pieces = session.microbatches(batch)
+            x, _ = next(iter(pieces))
+            with pytest.raises(TrainingError, match=r"session\.microbatches: .* return tensors"):
+                model(x)
 
 
 class Filling(nn.Module):

@@ -23,8 +23,8 @@ class _Entering(torch.autograd.Function):
         return gradient * weight if weight else torch.zeros_like(gradient), None
 
 
-def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any, bool]:
-    """Return the output, shapes unchanged, and whether any tensor in it leads to the model.
+def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any, int]:
+    """Return the output, shapes unchanged, and how many tensors in it lead to the model.
     A backward pass multiplies the gradient at each such tensor by ``weight()``, called at that time."""
     found: list[torch.Tensor] = []
 
@@ -36,7 +36,7 @@ def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any,
         return entering
 
     # Each tensor is wrapped separately, so one that the model computed from another (a loss from logits) enters once.
-    return tree_map_only(torch.Tensor, weighted, output), bool(found)
+    return tree_map_only(torch.Tensor, weighted, output), len(found)
 
 
 def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:

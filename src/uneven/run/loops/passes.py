@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel.distributed import _find_tensors
 
-from uneven.errors import DataError
+from uneven.errors import DataError, TrainingError
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.model.hooks import ModelHook
 from uneven.run.step.loop import StepLoop
@@ -42,8 +43,16 @@ def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) ->
 
 
 def weigh(part: float, model: nn.Module, args: Any, output: Any) -> Any:
-    """Multiply the gradients of a forward pass by ``part``, in its hook."""
-    return weighted_on_entering(output, lambda: part)[0] if torch.is_grad_enabled() else output
+    """Multiply the gradients of a forward pass by ``part``, in its hook; raise :class:`TrainingError` if it cannot."""
+    if not torch.is_grad_enabled():
+        return output
+    weighed, found = weighted_on_entering(output, lambda: part)
+    if found < sum(one.requires_grad for one in _find_tensors(output)) or not (found or _tensors(output)):
+        raise TrainingError(
+            f"session.microbatches: the gradients of the model's output, {type(output).__name__}, cannot all be "
+            "weighted: return tensors, or tuples, lists or dictionaries of them"
+        )
+    return weighed
 
 
 def _rows(batch: Any) -> int:
