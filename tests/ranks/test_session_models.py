@@ -298,6 +298,21 @@ def test_each_worker_keeps_the_buffers_that_it_calls_its_own(me: RankContext) ->
 
 
 @ranks(2)
+def test_each_worker_keeps_the_statistics_of_batch_norm_that_it_calls_its_own(me: RankContext) -> None:
+    for sync in ("bsp", "local:every=1"):
+        model = normed()
+        model._ddp_params_and_buffers_to_ignore = ["1.running_mean", "1.running_var"]  # type: ignore[assignment]
+        with uneven.Session(sync=sync) as session:
+            session.setup(model, optimizer := sgd(model))
+            for x, y in session.loader(TensorDataset(*tensors()), X):
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            means = everybodys([model[1].running_mean.tolist()])  # type: ignore[index]
+            assert means[0] != means[1]
+
+
+@ranks(2)
 def test_a_table_that_each_pass_renormalizes_is_refused(me: RankContext) -> None:
     for table in (nn.Embedding(9, 4, max_norm=0.5), nn.EmbeddingBag(9, 4, max_norm=0.5)):
         with uneven.Session() as session, pytest.raises(ConfigError, match=r"table has max_norm=0\.5.*weight\.renorm"):

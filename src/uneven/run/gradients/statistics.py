@@ -42,9 +42,14 @@ class BatchStatistics:
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
         self._device = next(model.parameters()).device
-        norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-        self._layers = [one for one in norms if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None]
         left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # DistributedDataParallel skips them too
+        norms = {layer: path for path, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+        self._layers = [
+            one
+            for one, path in norms.items()
+            if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None
+            if f"{path}.running_mean".lstrip(".") not in left_out
+        ]
         self._others = {
             name: (module, key)
             for path, module in model.named_modules()

@@ -78,9 +78,15 @@ class _Room(NamedTuple):
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """Return the means and variances of batch-norm layers, each of shape (channels,)."""
-    layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
-    return [one for layer in layers for one in (layer.running_mean, layer.running_var) if one is not None]
+    """Return the means and variances of batch-norm layers that workers share, each of shape (channels,)."""
+    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return [
+        one
+        for path, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm)
+        for key, one in (("running_mean", layer.running_mean), ("running_var", layer.running_var))
+        if one is not None and f"{path}.{key}".lstrip(".") not in left_out
+    ]
 
 
 class Replica:
