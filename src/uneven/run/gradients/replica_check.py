@@ -120,7 +120,7 @@ class ReplicaCheck:
 
     def __call__(self, turn: BatchWeight) -> None:
         """Compare if it is time, and raise :class:`TrainingError` with the name of a tensor that differs."""
-        handed = [self._found.pop(at) for at in sorted(self._found) if at <= turn.iteration]
+        handed = [self._found.pop(at) for at in sorted(self._found) if at <= turn.iteration] if self._found else []
         if not self._exchanged.at(turn.epoch, turn.iteration):
             return
         named = self._parameters()
