@@ -97,6 +97,7 @@ class Static(Balancer):
         rows = {rank: self._seen.get(rank, (-1, 0, 0.0)) for rank in view.members}
         if all(reports >= self._profile for _, reports, _ in rows.values()):
             self._weights = {rank: speeds / reports for rank, (_, reports, speeds) in rows.items()}
+            self._seen = rows  # a worker that has left has no weight
 
     def _check_members(self, view: BalanceView) -> None:
         if not self._given or self._weights is None:

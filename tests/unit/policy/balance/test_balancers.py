@@ -132,6 +132,18 @@ def test_a_worker_that_left_is_no_mistake() -> None:
     assert Static(shares=(3, 9, 2, 1)).split(left).shares == (30, 20, 10)
 
 
+def test_static_forgets_a_worker_that_left_during_its_profile() -> None:
+    one = Static(profile=2)
+    one.split(view(10.0, 10.0, 10.0))
+    three = view(10.0, 10.0, 10.0, iteration=1)
+    rest = dataclasses.replace(
+        three, members=(0, 2), shares=(60, 60), observed=three.observed[:2], predicted_per_s=(10.0, 10.0),
+        limits=Limits.uniform(2, 120),
+    )  # fmt: skip
+    one.split(rest)
+    Static(profile=2).load_state_dict(one.state_dict())
+
+
 @pytest.mark.parametrize(
     "spec",
     [
