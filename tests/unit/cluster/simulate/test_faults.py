@@ -130,6 +130,24 @@ def test_when_nobody_is_left_a_newcomer_goes_on_alone() -> None:
     assert {step.batch for step in run.of(1)} == {8}
 
 
+def test_one_of_two_that_have_left_goes_on_alone() -> None:
+    events = (
+        *(Event(do=Do.LEAVE, node=name, at_s=1.2) for name in ("n0", "n1")),
+        Event(do=Do.JOIN, node="n0", at_s=9.5),
+    )
+    run = Ran(cluster(node("n0"), node("n1"), events=events), iterations=5)
+    assert run.of(0)[-1].iteration == 4
+
+
+@pytest.mark.parametrize("at_s", [2.05, 4.05, 6.05])
+def test_nobody_waits_for_an_exchange_in_flight_of_one_that_died(at_s: float) -> None:
+    limit = {key: steady(MEGABIT_PER_S) for key in ("up_bit_per_s", "down_bit_per_s")}
+    nodes = [node(f"n{rank}", **limit) for rank in range(3)]
+    death = Event(do=Do.KILL, node="n2", at_s=at_s)
+    run = Ran(cluster(*nodes, events=(death,)), "diloco:every=4,fragments=2,delay=1", iterations=12)
+    assert run.of(0)[-1].iteration == run.of(1)[-1].iteration == 11
+
+
 def test_a_join_after_the_end_changes_nothing() -> None:
     joining = Event(do=Do.JOIN, node="n2", at_s=100.0)
     run = Ran(cluster(*THREE, events=(joining,)), iterations=2)
@@ -161,6 +179,13 @@ def test_who_comes_back_before_it_has_gone_meets_those_who_went_on() -> None:
     run = Ran(cluster(node("n0"), node("n1"), slow, events=events), iterations=3)
     assert [step.iteration for step in run.of(0)] == [0, 1, 2]
     assert run.outcome.ended_at_s >= 8.0
+
+
+@pytest.mark.parametrize("policy", ["bsp", "ssp:staleness=1", "local:every=1"])
+def test_one_that_comes_back_within_its_last_step_is_a_member_again(policy: str) -> None:
+    events = (Event(do=Do.LEAVE, node="n1", at_s=4.2), Event(do=Do.JOIN, node="n1", at_s=4.5))
+    run = Ran(cluster(node("n0"), node("n1", 2.0), events=events), policy, iterations=9)
+    assert {run.of(rank)[-1].iteration for rank in (0, 1)} == {8}
 
 
 def test_times_that_are_off_by_their_unit_end_in_words() -> None:

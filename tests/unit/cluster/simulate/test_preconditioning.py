@@ -79,6 +79,14 @@ def test_owners_follow_the_speeds_that_nodes_have() -> None:
     assert alive[0].squares < min(alive[1].squares, alive[2].squares)
 
 
+def test_one_that_dies_in_its_first_step_has_no_means() -> None:
+    wide = Preconditioning(layers=((200, 200),))
+    line = {key: steady(1e6) for key in ("up_bit_per_s", "down_bit_per_s")}
+    death = Event(do=Do.KILL, node="n2", at_s=14.0)  # its bytes of the first step have been counted
+    ran = Ran(with_one(wide, cluster(*(node(f"n{rank}", **line) for rank in range(3)), events=(death,))), iterations=4)
+    assert [one.rank for one in ran.outcome.own] == [0, 1]
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     four = cluster(*(node(name) for name in "abcd"))
     with pytest.raises(ConfigError, match="gradients averaged over all workers in every step"):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event
@@ -40,6 +40,7 @@ class Faults:
         self._active = len(members)
         self._ended = False  # all remaining workers have taken all steps
         self._coming: dict[int, Worker] = {}
+        self._back: set[int] = set()  # nodes that join again before the step after which they leave has ended
         self._by_iteration: list[Event] = sorted(
             (event for event in self.spec.events if event.at_iteration is not None),
             key=lambda event: event.at_iteration or 0,
@@ -65,6 +66,9 @@ class Faults:
         self.exchanges.leave(worker)
         if worker.stop_at is not None:
             self.stage.arithmetic.leaves(worker.rank)
+        if worker.rank in self._back:
+            self._back.discard(worker.rank)
+            self._join(worker.rank)
         # If no worker is left, newcomers would wait forever for the others' step.
         self._fill_up()
 
@@ -80,11 +84,17 @@ class Faults:
         elif event.do is Do.STOP:
             self._stop(event, rank)
         elif event.do is Do.JOIN:
-            self._join(rank)
+            self._back.add(rank) if self._leaves(rank) else self._join(rank)
+        elif rank in self._back:
+            self._back.discard(rank)
         elif rank in self._coming:
             self._turn_away(rank)
         elif not self.stage.workers[rank].gone:
             self._go(rank, dies=event.do is Do.KILL)
+
+    def _leaves(self, rank: int) -> bool:
+        worker = self.stage.workers.get(rank)
+        return worker is not None and not worker.gone
 
     def _turn_away(self, rank: int) -> None:
         self._tell(rank, "leave", f"{self.spec.nodes[rank].name} leaves before it took part")
@@ -194,7 +204,8 @@ class Faults:
         }
         gone = {} if dies is None else {dies: "it was killed"}
         asking: dict[int, dict[str, Any]] = {} if joins is None else {joins: {}}
-        self._generation = new = successor(old, said, gone, asking, len(self.spec.nodes))
+        new = successor(old, said, gone, asking, len(self.spec.nodes))
+        self._generation = new = replace(new, border=first)  # also if no member was left to state its position
         if new.members:
             self.shares.change(self.stage.history.change(new.border, new.members))
             self.changed(new)

@@ -190,6 +190,7 @@ class VirtualPreconditioner:
                 sum(1 for _ in dealt.owned(rank)) if dealt is not None else 0,
             )
             for rank, them in sorted(self._sums.items())
+            if them.steps  # it may have died in its first one
         )
 
     def _check(self, worker: Worker, members: tuple[int, ...]) -> None:

@@ -34,9 +34,11 @@ class Bandwidths:
                 self._controls[rank], self._since[rank] = first, (now_s, 0.0)
             return exchange
         since_s, sent_bytes = self._since[rank]
+        self._since[rank] = now_s, 0.0
+        if not select.mbit_per_s:  # a flush
+            return exchange
         # As in a real run, all bytes between the starts of two exchanges count, forwarded or the worker's own.
         control.measured(sent_bytes, now_s - since_s)
-        self._since[rank] = now_s, 0.0
         return replace(exchange, select=replace(select, threshold=control.applied(select.threshold)))
 
     def sent(self, rank: int, exchange: Exchange, size_bytes: float) -> None:

@@ -135,7 +135,7 @@ class VirtualExchanges:
         if worker.dead:
             self.letters.lose(worker.rank)
         self._copies.leave(worker)
-        if not worker.flying:
+        if worker.dead or not worker.flying:  # no exchange of a dead worker arrives any more
             self._finish(worker)
 
     def tell_clock(self, worker: Worker) -> None:
