@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def test_resuming_with_fewer_workers(tmp_path: Path) -> None:
     SampleRun(iterations=40, speeds_per_s=(100.0, 100.0)).write(tmp_path, first=20, start_s=START_S + 3600)
     done = iterations(read(tmp_path).records())
     assert [len(one.timings) for one in done] == [4] * 20 + [2] * 20
+
+
+def test_the_limit_of_a_resumed_run_is_that_of_the_workers_of_each_iteration(tmp_path: Path) -> None:
+    equal = SampleRun(speeds_per_s=(100.0,) * 4, global_batch=120, data_s=0.0, communicate_s=0.0, iterations=20)
+    equal.write(tmp_path)
+    fewer = dataclasses.replace(equal, speeds_per_s=(100.0,) * 2, iterations=80)
+    fewer.write(tmp_path, first=20, start_s=START_S + 3600)
+    assert summarize(iterations(read(tmp_path).records())).fraction_of_limit == pytest.approx(1.0, rel=0.01)
 
 
 def test_the_new_lifes_first_split_replaces_the_old_ones() -> None:

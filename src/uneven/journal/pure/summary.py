@@ -110,7 +110,7 @@ class Totals:
         self._batches.append(iteration.global_batch)
         if iteration.apart:
             self._wholes.append(iteration.apart)
-        self._members[iteration.members] += 1
+        self._members[iteration.members or (() if iteration.apart else tuple(iteration.timings))] += 1
         for rank, timing in iteration.timings.items():
             predicted = iteration.predicted_per_s[rank] if rank < len(iteration.predicted_per_s) else NAN
             self._workers.setdefault(rank, _Sums()).add(timing, predicted)
@@ -146,7 +146,7 @@ class Totals:
             mean_s=ratio(usual, mean_per_s),
             mean_per_s=mean_per_s,
             limit_s=limit_s,
-            fraction_of_limit=ratio(limit_s, middle_s),
+            fraction_of_limit=ratio(limit_s, ratio(usual, mean_per_s) if len(limits_s) > 1 else middle_s),
             apart=bool(self._wholes),
             **everybody.shares(),
         )

@@ -14,14 +14,14 @@ from uneven.cluster import files
 from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
 from uneven.cluster.pure.describe.write import to_toml
-from uneven.cluster.pure.plan.what_if import AS_IT_WAS, RecordedCase, one_more, parse
+from uneven.cluster.pure.plan.what_if import AS_IT_WAS, RecordedCase, _workload, one_more, parse, simulated
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, simulate, with_recorded_speeds
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import ManyWriters, read
 from uneven.journal.report.console import Console
 from uneven.policy.balance import balancers
 from uneven.policy.core.cost import Affine
-from uneven.policy.core.records import RunRecord, StepRecord
+from uneven.policy.core.records import LineRecord, RunRecord, StepRecord
 from uneven.policy.sync import policies
 from uneven.runtime import rundir
 from uneven.runtime.launch import Launch
@@ -135,6 +135,30 @@ def test_the_last_worker_cannot_go(run: Path) -> None:
 def test_of_another_link_a_run_without_counted_bytes_says_nothing(run: Path) -> None:
     with pytest.raises(ConfigError, match="has not counted the bytes of its gradients"):
         what_if_page.what_if(run, ["on a 1 Gbit/s link"], 0)
+
+
+def test_speeds_and_rate_are_those_of_the_newest_start(run: Path, tmp_path: Path) -> None:
+    slowed = Event(do=Do.SLOW, node=SPEC.nodes[0].name, at_s=5.0, factor=0.3)
+    played(replace(SPEC, nodes=SPEC.nodes[:2], events=(slowed,)), tmp_path / "alone")
+    alone, later_s = [*read(tmp_path / "alone").records()], 1e6
+    resumed = [
+        replace(one, started_at_s=one.started_at_s + later_s)
+        if isinstance(one, RunRecord)
+        else replace(one, iteration=one.iteration + ITERATIONS, ended_at_s=one.ended_at_s + later_s)
+        for one in alone
+        if isinstance(one, RunRecord | StepRecord)
+    ]
+    both = simulated("both", [*read(run).records(), *resumed], [], 0)
+    newest = simulated("newest", alone, [], 0)
+    assert both.error == pytest.approx(newest.error, abs=0.02)
+
+
+def test_a_ring_sends_more_than_its_sum() -> None:
+    started = RunRecord(run="r", rank=0, world_size=4, host="h", pid=1, started_at_s=0.0)
+    sent = LineRecord(
+        rank=0, iteration=9, at_s=0.0, line="gradients", exchanges=10, sent_bytes=60_000_000, waited_s=0.0
+    )
+    assert _workload(Workload(), [started, sent], []).gradient_bytes == 4_000_000
 
 
 def test_on_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from uneven.cluster.pure.plan.plan_figures import played
 from uneven.cluster.pure.plan.prices import Price, price, priced
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, recorded_shares, with_recorded_speeds
 from uneven.errors import ConfigError
+from uneven.journal.pure.member_changes import of_newest_workers
 from uneven.journal.pure.metrics import Iteration, iterations
 from uneven.journal.pure.summary import summarize
 from uneven.policy.balance import balancers
@@ -214,6 +215,7 @@ def simulated(
         ConfigError: a change is invalid, or the run has too few records.
     """
     made = [(text, parse(text)) for text in changes]
+    records = of_newest_workers(records)
     costs = costs_from_journal(records)
     shares = recorded_shares(records)
     spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
@@ -249,8 +251,10 @@ def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) 
     """Set the gradients' bytes as counted by the run."""
     lines = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients" and one.rank == 0]
     exchanges = sum(one.exchanges for one in lines)
-    if exchanges:
-        return replace(workload, gradient_bytes=round(sum(one.sent_bytes for one in lines) / exchanges))
+    *_, workers = 1, *(one.world_size for one in records if isinstance(one, RunRecord) and one.rank == 0)
+    if exchanges and workers > 1:  # a ring sends 2 (n - 1) / n of the sum
+        sent_bytes = sum(one.sent_bytes for one in lines) / exchanges
+        return replace(workload, gradient_bytes=round(sent_bytes * workers / (2 * (workers - 1))))
     if any("link" in text.lower() for text in changes):
         raise ConfigError("the run has not counted the bytes of its gradients, so no other link can be simulated")
     return workload
