@@ -158,7 +158,7 @@ class Geo(WrappingPolicy):
     def _selection(self, clock: int) -> Significant:
         step = clock + 1
         if self.flush and step % self.flush == 0:
-            return replace(self._significant, threshold=0.0)
+            return replace(self._significant, threshold=0.0, mbit_per_s=0.0, most=0.0, soft=1.0)  # at any bandwidth
         if self.schedule == "sqrt":
             return replace(self._significant, threshold=self.threshold / math.sqrt(step))
         return self._significant

@@ -83,6 +83,7 @@ class LocalSGD(Blocks):
             return facts
         return replace(
             facts,
+            begins=self.warmup,
             payloads=(Payload.GRADIENT, Payload.PARAMETERS),
             moves=f"the gradient for {self.warmup} steps, then {facts.moves}",
             waits=f"all workers for the slowest: every step for {self.warmup} steps, then {often(self.every)}",

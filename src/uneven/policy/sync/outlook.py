@@ -64,10 +64,10 @@ def _first_plans(
 ) -> Iterator[tuple[int, StepPlan]]:
     facts = policy.facts
     # Without facts the length of a block is unknown.
-    every = _PROBES if facts is None else facts.every
+    every, begins = (_PROBES, 0) if facts is None else (facts.every, facts.begins)
     seen: dict[int, StepPlan] = {}  # holds the plans, so that no id() is reused
-    # The last step of a block is probed separately, as blocks may be longer than _PROBES.
-    for clock in (*range(min(2 * every, _PROBES)), every - 1):
+    # The last step of a block is probed separately, as blocks may be longer or begin later than _PROBES.
+    for clock in (*range(min(2 * every, _PROBES)), every - 1, begins + every - 1):
         plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites, changes=changes))
         if id(plan) not in seen:
             seen[id(plan)] = plan

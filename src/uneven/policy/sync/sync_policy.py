@@ -28,6 +28,7 @@ class Facts:
 
     payloads: tuple[Payload, ...]  #: every payload that it may exchange
     every: int = 1  #: steps between two exchanges of a worker
+    begins: int = 0  #: steps before the first of these blocks
     pace: Pace  #: the workers that a worker waits for
     stops: bool  #: whether the others stop when one worker dies
     moves: str  #: the exchanges, in words, without a full stop

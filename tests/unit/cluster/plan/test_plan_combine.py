@@ -10,7 +10,7 @@ from uneven.cluster.pure.plan import Choice, combinations, default_syncs, enough
 from uneven.cluster.pure.plan.combine import same_plans
 from uneven.errors import UnknownNameError
 from uneven.policy.balance import balancers
-from uneven.policy.sync import policies
+from uneven.policy.sync import exact, policies
 
 
 def cluster(*sites: str) -> ClusterSpec:
@@ -76,3 +76,10 @@ def test_one_worker_has_one_combination() -> None:
     choices, left = combinations(spec)
     assert [(one.balance, one.sync) for one in choices] == [("even", "bsp")]
     assert not left
+
+
+def test_local_sgd_after_a_long_warm_up_is_not_bsp() -> None:
+    late = "local:every=8,warmup=9000"
+    assert not exact(late, ["a", "a"])
+    choices, left = combinations(load("demo4"), ["even"], ["bsp", late])
+    assert ([one.sync for one in choices], left) == (["bsp", late], [])

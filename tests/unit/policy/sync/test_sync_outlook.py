@@ -16,7 +16,7 @@ HOMES = {0: "a", 1: "b", 2: "a", 3: "c"}
     [
         ("bsp", {Payload.GRADIENT}, {Moment.BACKWARD}, (FOUR,)),
         ("local:every=5000", {Payload.PARAMETERS}, {Moment.STEP}, ()),
-        ("local:every=3,warmup=9000", {Payload.GRADIENT, Payload.PARAMETERS}, {Moment.BACKWARD}, (FOUR,)),
+        ("local:every=3,warmup=9000", {Payload.GRADIENT, Payload.PARAMETERS}, {Moment.BACKWARD, Moment.STEP}, (FOUR,)),
         ("shadow:ma:every=7", {Payload.PARAMETERS}, {Moment.BACKGROUND}, ()),
         ("hierarchical", {Payload.GRADIENT, Payload.PARAMETERS}, {Moment.BACKWARD, Moment.STEP}, ((0, 2),)),
     ],

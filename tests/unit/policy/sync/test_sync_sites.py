@@ -109,6 +109,8 @@ def test_threshold_schedules() -> None:
     assert not plan("geo:threshold=0.1,schedule=fixed").exchanges[-1].select.by_rate
     assert [at("geo:threshold=0.1,schedule=sqrt", clock) for clock in (0, 3, 99)] == pytest.approx([0.1, 0.05, 0.01])
     assert [at("geo:threshold=0.1,flush=4", clock) for clock in range(5)] == [0.1, 0.1, 0.1, 0.0, 0.1]
+    flush = plan("geo:threshold=0.1,flush=4,mbit=1,most=0.5", 3).exchanges[-1].select
+    assert flush.whole, "a bandwidth would raise its threshold again"
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,10 @@ def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
     members = tuple(range(len(spec.nodes)))
     sites = {rank: node.site for rank, node in enumerate(spec.nodes)}
     # Two blocks of the longer policy, so that each has at least one whole block and the step after it.
-    every = max(policy.facts.every if policy.facts is not None else 1 for policy in (one, other))
+    facts = [policy.facts for policy in (one, other) if policy.facts is not None]
+    every = max((it.every for it in facts), default=1)
     least, most = _CLOCKS
-    for clock in range(min(most, max(least, 2 * every + 2))):
+    for clock in (*range(min(most, max(least, 2 * every + 2))), *(it.begins + it.every - 1 for it in facts)):
         for rank in members[:: -(-len(members) // _RANKS)]:
             view = SyncView(rank=rank, clock=clock, members=members, sites=sites)
             if one.plan(view) != other.plan(view):
