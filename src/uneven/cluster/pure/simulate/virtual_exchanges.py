@@ -135,7 +135,7 @@ class VirtualExchanges:
         if worker.dead:
             self.letters.lose(worker.rank)
         self._copies.leave(worker)
-        if worker.dead or not worker.flying:  # no exchange of a dead worker arrives any more
+        if worker.dead or not worker.flying:  # a dead worker has none that could arrive
             self._finish(worker)
 
     def tell_clock(self, worker: Worker) -> None:
