@@ -128,10 +128,12 @@ class PacedSampler:
         answer."""
         parts = (*self._unused(), *self.drawn, *self._cut)
         held = [(part.start, part.end) for part in parts if part.epoch == epoch] + self._supply.held(epoch)
+        return self.positions(epoch, held)
+
+    def positions(self, epoch: int, runs: list[Interval]) -> list[Interval]:
+        """Return runs of places in the list of what was left of an epoch as runs of its positions."""
         left = self._left_of(epoch)
-        if left is None:
-            return held
-        return [run for first, end in held for run in intervals(left[first:end])]
+        return runs if left is None else [run for first, end in runs for run in intervals(left[first:end])]
 
     def place(self, epoch: int) -> dict[str, Any]:
         """Return the positions of an epoch that are left; the loader's state has them.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from threading import Event, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from uneven.policy.samples.order import Portion
+from uneven.policy.samples.order import Portion, epoch_order
+from uneven.policy.samples.paced import PacedSampler
 from uneven.policy.samples.supply import SamplesWanted
 from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.session_store import SessionStore
@@ -128,6 +131,20 @@ def test_samples_of_one_that_hangs_in_an_evaluation_are_waited_for_and_come_agai
     assert one._book(0).again == ((0, 4),)
     for claims in (one, other):
         claims.stop()
+
+
+def test_a_second_checkpoint_of_a_resumed_epoch_has_positions_of_the_epoch() -> None:
+    store = SessionStore(0, 1, HashStore())
+    claims = LeasedSamples(store, 1.0, ahead=False, members=(0,), tend=lambda: True, there=lambda: (0,))
+    order = partial(epoch_order, length=100, seed=0, shuffle=False)
+    claims.sampler = PacedSampler(
+        rank=0, shares_for=lambda _: (8,), order_of=order, usable=100, lower=1, counter=claims, workers=1,
+        now=time.perf_counter, unused=tuple,
+    )  # fmt: skip
+    claims.sampler.resume(0, [(50, 100)])
+    assert next(iter(claims.sampler)) == [*range(50, 58)]  # in hand, not trained on
+    assert claims.sampler.place(0)["left"] == [[50, 100]]
+    claims.stop()
 
 
 def wanted(samples: int) -> SamplesWanted:

@@ -208,7 +208,8 @@ class LeasedSamples(StoredSampleCounter):
         book = self._book(epoch)
         those = [int(one) for one in book.taken if int(one) not in book.gone]
         held = [run for one in those for run in self._holding_of(one).undone(epoch, one, book)]
-        return book.next, [*book.again, *held]
+        runs = [*book.again, *held]
+        return book.next, runs if self.sampler is None else self.sampler.positions(epoch, runs)
 
     def held(self) -> dict[str, object]:
         self.aside()
