@@ -131,9 +131,13 @@ def replaced(
         leaving: members that take no part in the next one.
         lacking: newcomers of ``old`` that have not received the state of the run.
     """
+    able = {one for one in old.members if one not in gone and one not in lacking}
+    if able <= {*leaving} and (lacking or (asking and most > 1)):  # one that has the state stays until another has it
+        leaving = tuple(one for one in leaving if one != min(able, default=-1))
     stay = [one for one in old.members if one not in gone and one not in leaving]
     room = max(0, most - len(stay))
-    new = dict(list(asking.items())[:room])
+    # A member still asks if its admission was written in part.
+    new = dict([one for one in asking.items() if one[0] not in old.members][:room])
     if len(stay) == len(old.members) and not new:
         return None
     came = {one: old.came[str(one)] for one in lacking if one in stay} | new

@@ -17,9 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined] # its stubs say that it is private
 
+from uneven.errors import PeerError
+
 _POLL = timedelta(milliseconds=20)
 _LONG = 50  # polls, so a second
 _TIMED_OUT = ("timed out", "Timed out")
+
+
+class Overdue(PeerError, TimeoutError):
+    """Members that are alive have not all come in time."""
 
 
 class GroupAborted(Exception):
@@ -113,7 +119,7 @@ class AbortableGroup:
     def wait(self, work: Any) -> None:
         """Wait until the work has ended here. Raises :class:`GroupAborted` if a member has failed or left the
         exchange, and
-        :class:`TimeoutError` if a member that is alive has not come in time."""
+        :class:`Overdue` if a member that is alive has not come in time."""
         until_s, lost = 0.0, False
         for polls in count():
             if polls == _LONG:
@@ -131,7 +137,10 @@ class AbortableGroup:
             # A member that has the sums may already change members; then they arrive here, too.
             lost = self._lost()
             if now_s > until_s and not lost:
-                raise TimeoutError(f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s")
+                raise Overdue(
+                    f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s, and all are alive: "
+                    "one of them hangs, or the network is slow and needs a larger timeout_s"
+                )
 
     def drop(self, *more: Any) -> None:
         """Release the group and its works in a thread; ``more`` are lists of works or their memory, which are

@@ -21,7 +21,7 @@ from torch import nn
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Generation
 from uneven.run.lines.abortable_group import GroupAborted
-from uneven.run.membership.elastic_run import ElasticRun
+from uneven.run.membership.elastic_run import LOOK_S, ElasticRun
 from uneven.runtime.membership_board import DEAD
 
 if TYPE_CHECKING:
@@ -78,9 +78,28 @@ class FollowedMembers(ElasticRun):
             # keeper may reject this worker's updates.
             self.keeper.settle()
             self.claims.leave()
-            self.membership.follow(leaving=True)
+            self._go()
             self.keeper.remove_member(self.membership.worker)
             self._leave()
+
+    def _go(self) -> None:
+        """Leave the members; the last one that has the state of the run first gives it to newcomers that ask now."""
+        until_s = time.monotonic() + self.membership.timeout_s
+        while True:
+            for new in self.membership.follow(leaving=True):
+                self._remove(new.left)
+                self.changed(new, True, time.monotonic())
+            self.take_up()
+            if not self._owed:
+                return
+            if time.monotonic() > until_s:
+                came = ", ".join(one for new in self._owed for one in new.came)
+                raise PeerError(
+                    f"worker {self.membership.worker} leaves last and has the state of the run, but worker {came} did "
+                    f"not take it within {self.membership.timeout_s:g} s"
+                )
+            self._give_states()
+            time.sleep(LOOK_S)
 
     def tend(self) -> bool:
         began_s = time.monotonic()

@@ -118,10 +118,14 @@ class Membership:
         # One counter instead of a read for each member, at every poll.
         if news != self._news:
             self._news = news
-            n, members = self.generation.number, self.generation.members
-            self._lost = bool(self.board.dead(members)) or any(
+            generation = self.generation
+            n, members = generation.number, generation.members
+            lost = bool(self.board.dead(members)) or any(
                 self.board.look(f"said/{n}/{one}") is not None for one in members if one != self.worker
             )
+            if generation is not self.generation:  # another thread has entered the next one meanwhile
+                return lost
+            self._lost = lost
         return self._lost
 
     @property
@@ -224,6 +228,7 @@ class Membership:
         """
         new = self.generation
         name, those = f"circle/{of or new.number}/{purpose}", new.members if those is None else those
+        self.board.write(f"{name}/{self.worker}", "")
         try:
             return AbortableGroup(
                 self.connected() if aside else self._groups_store,
@@ -240,7 +245,14 @@ class Membership:
                 self._groups_store = self.connected()
             raise
         except TimeoutError as error:
-            raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
+            absent = [one for one in those if self.board.look(f"{name}/{one}") is None]
+            self.board.miss(absent, "the group of the members")
+            who = (
+                f"worker {', '.join(map(str, absent))} did not come, but seems alive"
+                if absent
+                else f"all of {those} came"
+            )
+            raise PeerError(f"worker {self.worker}: {error}; {who}") from None
 
     def waits(self, exchange: int) -> None:
         """Report to the others that this worker waits in an exchange."""

@@ -14,7 +14,7 @@ from uneven.policy.balance import Balancer
 from uneven.policy.control.ledger import StepLedger
 from uneven.policy.control.reporter import Report
 from uneven.policy.control.step_plans import StepPlans
-from uneven.policy.core.actions import Exchange, Moment
+from uneven.policy.core.actions import Exchange, Moment, Payload
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.registry import describe
 from uneven.policy.core.run_config import RunConfig
@@ -239,7 +239,9 @@ def _through_server(
     home.begun(training=False)
     kind = partial(SiteAggregator, parties=parties, mean_by=_mean_by(context)) if parties else ServerAggregator
     copy = ServerParameters(replica, context.rank, home, timeout_s, traffic.open("parameter server"))
-    aggregator = kind(context.policy, replica, thread, copy, home, own_pace, outer=plans_outer(*who))
+    means = any(one.quorum is not None and one.payload is Payload.GRADIENT for one in _first_exchanges(context))
+    outer = plans_outer(*who)
+    aggregator = kind(context.policy, replica, thread, copy, home, own_pace, outer=outer, means=means)
     if parties:
         home.between = _between_sites(context, parties, ledger, replica.flat.size)
     if isinstance(there, FollowedMembers):

@@ -126,6 +126,21 @@ def test_without_statements_everybody_may_go_and_more_than_there_may_be_may_stay
     assert fewer.members == (0, 1, 2), "nobody is put out, and nobody is let in"
 
 
+def test_without_statements_one_that_has_the_state_stays_for_one_that_asks() -> None:
+    kept = where_nobody_owes(first_generation(1), {}, 4, leaving=(0,))
+    assert kept is not None
+    assert kept.members == (0, 4)
+    assert where_nobody_owes(kept, {}, leaving=(0,), lacking=(4,)) is None, "it does not have the state yet"
+    alone = where_nobody_owes(kept, {}, leaving=(0,))
+    assert alone is not None
+    assert alone.members == (4,)
+
+
+def test_without_statements_a_member_that_still_asks_is_one_member() -> None:
+    old = Generation(number=1, members=(0, 5), came={"5": {}}, why={})
+    assert where_nobody_owes(old, {}, 5) is None
+
+
 @pytest.mark.parametrize("text", ["{}", '{"exchanges": -1, "drawn": 0}', '{"exchanges": 1.5, "drawn": 0}', "[", "3"])
 def test_what_is_no_statement_is_refused(text: str) -> None:
     with pytest.raises(ValueError):

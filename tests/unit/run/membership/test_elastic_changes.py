@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -325,6 +326,28 @@ def test_the_last_worker_that_leaves_gives_its_state_to_one_that_asks(crew: Crew
 
     with pytest.raises(LeftRun):
         together(joins, leaves)
+    assert new.loop.noted.state["of"] == 0
+
+
+def test_one_that_asks_during_the_last_update_of_the_last_worker_gets_its_state(crew: Crew) -> None:
+    (one,) = crew.founders(SERVER, 1)
+    new = crew.worker(SERVER, 2, 1)
+    asked = threading.Event()
+
+    def settle() -> None:  # its last update is on its way
+        asked.set()
+        while not one.membership.board.asking():
+            time.sleep(0.005)
+
+    def joins() -> None:
+        new.meet()
+        asked.wait(20.0)
+        new.elastic.enter()
+
+    one.keeper.settle = settle  # type: ignore[method-assign]
+    one.elastic.leave()
+    with pytest.raises(LeftRun):
+        together(joins, one.step)
     assert new.loop.noted.state["of"] == 0
 
 

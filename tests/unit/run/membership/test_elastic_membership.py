@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # its stubs say that they are private
 
 from uneven.errors import PeerError
@@ -18,7 +19,7 @@ from uneven.policy.core.membership import Generation
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.membership.failure_detector import FailureDetector
 from uneven.run.membership.generations import Membership
-from uneven.runtime.membership_board import WORKERS, Board
+from uneven.runtime.membership_board import NEWS, WORKERS, Board
 from uneven.runtime.tcp_store import reach
 
 LIMIT = timedelta(seconds=60)
@@ -133,3 +134,53 @@ def test_a_newcomer_gets_the_state_of_the_run_from_its_own_site() -> None:
     finally:
         for one in crew:
             one.close()
+
+
+def test_a_member_that_does_not_come_to_a_group_is_named_and_reported() -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    here = Membership(0, 2, (1, 2), partial(reach, "127.0.0.1", kept.port, 60.0), silence_s=0.0, timeout_s=0.3)
+    try:
+        with pytest.raises(PeerError, match="worker 1 did not come, but seems alive"):
+            here.circle("exchanges")
+        assert here.board.look("missed/1") == "the group of the members"
+    finally:
+        here.close()
+
+
+def test_a_loss_of_one_generation_is_none_of_the_next() -> None:
+    """One thread asks for the old one, and another enters the next one meanwhile."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    here = Membership(0, 2, (1, 2), partial(reach, "127.0.0.1", kept.port, 60.0), silence_s=0.0, timeout_s=10.0)
+    board = here.board
+    dead = board.dead
+    try:
+        board.write("said/0/1", "{}")
+        board.count(NEWS, 1)
+
+        def enters(members: tuple[int, ...]) -> dict[int, str]:
+            board.dead = dead  # type: ignore[method-assign]
+            here.enter(Generation(number=1, members=(0, 1), came={}, why={}))
+            assert not here.lost()
+            return dead(members)
+
+        board.dead = enters  # type: ignore[method-assign]
+        here.lost()
+        assert not here.lost()
+    finally:
+        here.close()
+
+
+def test_a_wait_for_a_member_that_is_alive_ends_with_an_error_of_the_run() -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    crew = [Membership(worker, 2, (1, 2), connect, silence_s=0.0, timeout_s=2.0) for worker in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            one, other = pool.map(lambda it: it.circle("exchanges"), crew)
+        with pytest.raises(PeerError, match="all are alive: one of them hangs, or the network is slow"):
+            one.wait(one.sum(torch.zeros(1)))
+        for it in (one, other):
+            it.drop()
+    finally:
+        for each in crew:
+            each.close()

@@ -25,6 +25,7 @@ from uneven.policy.merge import Kept, Merge
 from uneven.policy.merge.merge import OuterMovement
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import EvaluationModel, SyncPolicy, policies
+from uneven.run.replicas.server.client_copy import ServerParameters
 from uneven.run.replicas.server.outer_round import check_shards
 from uneven.run.samples.async_sampling.leased_samples import NoLeases
 from uneven.runtime.parameter_server.client import Client, Reply
@@ -142,6 +143,28 @@ def test_alone_it_is_the_plain_loop_with_batch_norms_statistics(sync: str) -> No
     worker.session.close()
     assert [(one.gap, one.late, one.dropped) for one in worker.records] == [(1, 0, 0)] * 12
     assert sum(one.samples for one in worker.records) == 2 * N
+
+
+@pytest.mark.parametrize(("sync", "count"), [("asp", 6), ("backup", 0)])
+def test_after_a_resume_updates_are_numbered_as_the_server_counts_them(
+    sync: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new server counts means of gradients from 0; of other updates it takes each worker's own number."""
+    before = Worker(sync)
+    before.epoch()
+    state, begin, begun = before.session.state_dict(), ServerParameters.begin, []
+    before.session.close()
+
+    def noted(copy: ServerParameters, loaded: Any, clock: int = 0) -> None:
+        begun.append(clock)
+        begin(copy, loaded, clock)
+
+    monkeypatch.setattr(ServerParameters, "begin", noted)
+    after = Worker(sync)
+    after.session.load_state_dict(state)
+    after.epoch()
+    after.session.close()
+    assert begun == [count]
 
 
 def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() -> None:

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from uneven.policy.samples.order import Portion, epoch_order
 from uneven.policy.samples.paced import PacedSampler
 from uneven.policy.samples.supply import SamplesWanted
+from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.session_store import SessionStore
 
@@ -144,6 +145,16 @@ def test_a_second_checkpoint_of_a_resumed_epoch_has_positions_of_the_epoch() -> 
     claims.sampler.resume(0, [(50, 100)])
     assert next(iter(claims.sampler)) == [*range(50, 58)]  # in hand, not trained on
     assert claims.sampler.place(0)["left"] == [[50, 100]]
+    claims.stop()
+
+
+def test_a_worker_that_is_lost_as_reports_are_read_does_not_end_an_evaluation() -> None:
+    there = iter([(0, 1), (0,)])
+    store = SessionStore(0, 2, HashStore())
+    claims = LeasedSamples(store, 1.0, ahead=False, members=(0, 1), tend=lambda: True, there=lambda: (0, 1))
+    barrier = EvaluationBarrier(store, claims, 1.0, lambda: next(there))
+    barrier.arrive()
+    assert barrier.meet() == [1]
     claims.stop()
 
 

@@ -51,6 +51,7 @@ class ServerAggregator(Aggregator):
         home: the shards; closed with this object.
         own_pace: state that the workers share in addition to the server's parameters.
         outer: whether the policy plans outer steps, which keep a velocity.
+        means: whether it plans means of gradients, which the server counts.
 
     Attributes:
         claims: the leases of samples if workers leave and join.
@@ -68,6 +69,7 @@ class ServerAggregator(Aggregator):
         own_pace: OwnPace,
         *,
         outer: bool,
+        means: bool,
     ) -> None:
         self.copy = copy
         self.claims: LeasedSamples | NoLeases = NoLeases()
@@ -77,6 +79,7 @@ class ServerAggregator(Aggregator):
         self._thread = thread
         self._home = home
         self._own_pace = own_pace
+        self._means = means
         self._names = {CENTRE, VELOCITY} if outer else {CENTRE}
         self._loaded: Values | None = None  # from a checkpoint, until the training begins
         self._following = False  # the replica is the copy, as of the last pull
@@ -87,7 +90,8 @@ class ServerAggregator(Aggregator):
         return refused(plan, copy=True)
 
     def begin(self, clock: int) -> None:
-        self.copy.begin(self._loaded, clock)
+        # A server counts means from its own start, not from a checkpoint's.
+        self.copy.begin(self._loaded, 0 if self._means else clock)
 
     def follow(self, part: Portion, plan: StepPlan, new_epoch: bool) -> None:
         self._shown = None

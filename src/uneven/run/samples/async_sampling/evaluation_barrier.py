@@ -57,10 +57,10 @@ class EvaluationBarrier:
     def arrive(self) -> None:
         """Report to the other workers. This worker takes no samples until it leaves."""
         self.number += 1
-        self._store.put(self._key(self._store.rank, self.number), json.dumps(self._counter.held()))
+        self._store.put(self._key(self._store.rank), json.dumps(self._counter.held()))
         # All workers have arrived at the previous barrier, so they have read the reports of the one before that.
         if self.number > 2:
-            self._store.delete(self._key(self._store.rank, self.number - 2))
+            self._store.delete(self._key(self._store.rank, 2))
 
     def wait(self) -> None:
         """Wait until all workers have arrived; for runs whose membership does not change.
@@ -69,7 +69,9 @@ class EvaluationBarrier:
             PeerError: a worker has not arrived in time.
         """
         limit_s = time.monotonic() + self._timeout_s
-        while not self._store.has(*self._keys()):  # polls, because Ctrl-C does not interrupt the store's own wait
+        while not self._store.has(
+            *map(self._key, self._there())
+        ):  # polls, because Ctrl-C does not interrupt the store's own wait
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
@@ -89,12 +91,9 @@ class EvaluationBarrier:
         self._counter.forget()
 
     def _words(self) -> dict[int, dict[str, Any] | None]:
-        texts = zip(self._there(), self._store.texts(self._keys()), strict=True)
-        return {rank: None if text is None else json.loads(text) for rank, text in texts}
+        there = self._there()  # once: another thread may remove a worker from it
+        texts = self._store.texts([*map(self._key, there)])
+        return {rank: None if text is None else json.loads(text) for rank, text in zip(there, texts, strict=True)}
 
-    def _keys(self) -> list[str]:
-        return [self._key(rank, self.number) for rank in self._there()]
-
-    @staticmethod
-    def _key(rank: int, number: int) -> str:
-        return f"word/{number}/{rank}"
+    def _key(self, rank: int, back: int = 0) -> str:
+        return f"word/{self.number - back}/{rank}"
