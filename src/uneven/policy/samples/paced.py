@@ -131,7 +131,7 @@ class PacedSampler:
         return self.positions(epoch, held)
 
     def positions(self, epoch: int, runs: list[Interval]) -> list[Interval]:
-        """Return runs of places in the list of what was left of an epoch as runs of its positions."""
+        """Return the positions of an epoch for runs of places in the list of its samples that were left."""
         left = self._left_of(epoch)
         return runs if left is None else [run for first, end in runs for run in intervals(left[first:end])]
 
