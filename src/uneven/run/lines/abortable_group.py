@@ -138,8 +138,8 @@ class AbortableGroup:
             lost = self._lost()
             if now_s > until_s and not lost:
                 raise Overdue(
-                    f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s, and all are alive: "
-                    "one of them hangs, or the network is slow and needs a larger timeout_s"
+                    f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s, and all are alive. "
+                    "One of them hangs, or the network is slow: give a larger timeout_s"
                 )
 
     def drop(self, *more: Any) -> None:
