@@ -177,7 +177,7 @@ def test_a_wait_for_a_member_that_is_alive_ends_with_an_error_of_the_run() -> No
     try:
         with ThreadPoolExecutor(2) as pool:
             one, other = pool.map(lambda it: it.circle("exchanges"), crew)
-        with pytest.raises(PeerError, match="all are alive. One of them hangs, or the network is slow"):
+        with pytest.raises(PeerError, match=r"all are alive\. One of them hangs, or the network is slow"):
             one.wait(one.sum(torch.zeros(1)))
         for it in (one, other):
             it.drop()
