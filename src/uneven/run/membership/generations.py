@@ -106,7 +106,9 @@ class Membership:
     def donors(self, new: Generation) -> dict[int, int]:
         """Return the member that gives each newcomer the state of the run: of its site, if there is one. Raises
         PeerError if no member has it."""
-        came, old = sorted(map(int, new.came)), [one for one in new.members if str(one) not in new.came]
+        # One that had not yet marked its state as complete when this generation was written may have it now.
+        came = sorted(one for one in map(int, new.came) if self.board.look(f"in/{one}") is None)
+        old = [one for one in new.members if one not in came]
         if came and not old:
             raise PeerError(f"no worker is left that has the state of the run: {told(new)}")
         site = {one: self.board.look(f"{SITE}/{one}") for one in new.members if came}

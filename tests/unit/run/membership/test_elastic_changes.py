@@ -443,3 +443,13 @@ def test_a_generation_without_a_worker_that_has_the_state_of_the_run_is_the_end(
     board.write("admitted/1", "1")
     with pytest.raises(PeerError, match="no worker is left that has the state"):
         new.elastic.enter()
+
+
+def test_a_newcomer_that_has_the_state_by_now_gives_it_to_another(crew: Crew) -> None:
+    """Its donor was lost after the last tensor, and the next generation was written before its mark was there."""
+    new = crew.worker(SERVER, 4, 2)
+    both = Generation(number=2, members=(4, 5), left=(0, 1), came={"4": {}, "5": {}}, why={})
+    with pytest.raises(PeerError, match="no worker is left that has the state"):
+        new.membership.donors(both)
+    new.membership.board.write("in/4", "")
+    assert new.membership.donors(both) == {5: 4}
