@@ -58,13 +58,17 @@ def towards(host: str, port: int) -> str:
 
 
 class OneLauncher(StaticTCPRendezvous):
-    """The rendezvous of a single launcher with itself. Arguments and errors are those of :func:`keep_store`."""
+    """The rendezvous of a single launcher with itself; each start meets in a store from :func:`keep_store`."""
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
-        # torch's would listen on every interface, but it uses a store that is there already.
-        store, port = keep_store(host, port)
         super().__init__(host, port, rank=0, world_size=1, run_id=run_id, timeout=MET_WITHIN_S)
-        self._store = store
+        self._asked = port
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # torch's would listen on every interface, but it uses a store that is there already.
+        self._store = None  # the keys of the start before end with its store
+        self._store, self.master_port = keep_store(self.master_addr, self._asked)
+        return super().next_rendezvous()
 
 
 class NumberedLaunchers(StaticTCPRendezvous):
@@ -117,7 +121,7 @@ def _named(machines: Sequence[int]) -> str:
 def rendezvous(launch: Launch, name: str) -> RendezvousHandler:
     """Return the rendezvous of the launchers of the run ``name``; torch's if several meet without numbers.
 
-    Raises ConfigError if this machine cannot listen at the given address, RendezvousError without the other machine.
+    To meet raises ConfigError if this machine cannot listen at the address, RendezvousError without the other machine.
     """
     if launch.here is not None:
         return OneLauncher(*launch.here, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from uneven.cli import main
 from uneven.cli.run import members_of
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.launch import Launch, elastic_workers, preflight, store_server
-from uneven.runtime.launch.rendezvous import keep_store
+from uneven.runtime.launch.rendezvous import OneLauncher, keep_store
 from uneven.runtime.membership_board import WORKERS, Board
+from uneven.runtime.tcp_store import tcp_store
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -74,3 +76,14 @@ def test_servers_belong_to_the_launcher_that_keeps_the_store(tmp_path: Path) -> 
     start = Launch(target=(str(tmp_path / "train.py"),), nproc="2", join="127.0.0.1:29500")
     with pytest.raises(ConfigError, match="--servers 1 with --join"):
         members_of(start, servers=1)
+
+
+def test_a_restart_finds_no_keys_of_the_start_before() -> None:
+    launcher = OneLauncher("127.0.0.1", 0, "run")
+    for asked in (launcher, OneLauncher("127.0.0.1", keep_store("127.0.0.1", 0)[1], "run")):
+        asked.next_rendezvous().store.set("here/0", "")
+        found = asked.next_rendezvous()
+        assert not found.store.check(["here/0"])
+        there = found.bootstrap_store_info
+        assert there is not None
+        tcp_store(there.master_addr, there.master_port, timeout=timedelta(seconds=20.0)).set("here/1", "")
