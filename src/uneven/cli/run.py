@@ -196,7 +196,8 @@ def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
 
 def members_of(start: launch.Launch, **shards: int) -> int:
     """Return the number of workers that shards are for; 0 without shards. Raises ConfigError for a wrong number of
-    shards, or if the number of workers is unknown or they are on several machines."""
+    shards, or if the number of workers is unknown or they are on several machines. Restarts with a parameter server
+    are an error, too."""
     for option, count in shards.items():
         if not 0 <= count <= _MOST_SHARDS:
             raise ConfigError(f"--{option} {count}: each is a process: give 0 to {_MOST_SHARDS:,}")
@@ -206,6 +207,11 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     members = start.nproc or str(len(start.shares) or "")
     if start.join:
         raise ConfigError(f"{' '.join(asked)} with --join: only the launcher with --elastic starts servers")
+    if shards.get("servers") and start.max_restarts and not start.elastic:
+        raise ConfigError(
+            f"{asked[0]} with --max-restarts {start.max_restarts}: the servers keep the model and the steps of the "
+            "first start. Leave --max-restarts out, and resume from a checkpoint in a new run"
+        )
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
             f"{' '.join(asked)} needs a fixed number of workers, on this machine: add --nproc NUMBER; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_servers_belong_to_the_launcher_that_keeps_the_store(tmp_path: Path) -> 
     start = Launch(target=(str(tmp_path / "train.py"),), nproc="2", join="127.0.0.1:29500")
     with pytest.raises(ConfigError, match="--servers 1 with --join"):
         members_of(start, servers=1)
+
+
+def test_servers_keep_the_model_of_the_first_start(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    start = Launch(target=(str(tmp_path / "train.py"),), nproc="2", max_restarts=1)
+    with pytest.raises(ConfigError, match=r"--servers 1 with --max-restarts 1: .* Leave --max-restarts out"):
+        members_of(start, servers=1)
+    assert members_of(start, tables=1) == members_of(replace(start, elastic="1:2"), servers=1) == 2
 
 
 def test_a_restart_finds_no_keys_of_the_start_before() -> None:
