@@ -230,7 +230,7 @@ class Emulation:
             writer.write(EventRecord(rank=worker.rank, iteration=done, at_s=time.time(), event=event, message=message))
 
     def _read_journal(self, now_s: float) -> None:
-        if not self._replay.awaits_iterations or now_s < self._read_at_s:
+        if not self._replay.pending() or now_s < self._read_at_s:
             return
         self._read_at_s = now_s + _READ_EVERY_S
         for number, record in self._follower.poll_ranks():

@@ -19,10 +19,14 @@ from uneven.cluster import files
 from uneven.cluster.emulate import emulation_state
 from uneven.cluster.emulate.artificial_load import Rivals, duties
 from uneven.cluster.emulate.emulated_workers import EmulatedWorkers, environment, error_file
+from uneven.cluster.emulate.emulation import Emulation
 from uneven.cluster.emulate.pure import names, shape
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node
 from uneven.cluster.pure.describe.trace import Trace
 from uneven.errors import LaunchError
-from uneven.runtime.jobs import Command, Ending, Stop
+from uneven.journal import Writer, rank_path, read
+from uneven.policy.core.records import EventRecord, StepRecord
+from uneven.runtime.jobs import Command, Ending, Events, Stop
 from uneven.runtime.jobs.processes import import_path
 from uneven.runtime.launch.local_workers import LocalWorker
 from uneven.runtime.world import discover
@@ -198,3 +202,28 @@ def test_only_errors_of_workers_are_forgotten(tmp_path: Path) -> None:
     workers._all = [SimpleNamespace(error_file=error_file(tmp_path, number)) for number in range(2)]  # type: ignore[misc]
     workers.forget_errors()
     assert {path.name for path in tmp_path.iterdir()} == theirs
+
+
+def test_an_event_at_a_time_is_recorded_in_the_iteration_of_its_worker(tmp_path: Path) -> None:
+    path = rank_path(tmp_path, 0)
+    path.parent.mkdir()
+    values = dict.fromkeys(("data_s", "compute_s", "exchange_s", "control_s", "ended_at_s"), 0.1)
+    with Writer(path) as writer:
+        writer.write(StepRecord(rank=0, iteration=41, epoch=0, batch=8, global_batch=8, **values))
+    event = Event(do=Do.SLOW, node="a", at_s=1.0, factor=0.5, for_s=1.0)
+
+    class Worker:
+        place = rank = 0
+
+    class Workers(dict[int, Any]):
+        def on(self, node: int) -> Any:
+            return self[node]
+
+    workers: Any = Workers({0: Worker()})
+    machines: Any = SimpleNamespace(apply=lambda *_: None)
+    spec = ClusterSpec(name="test", nodes=(Node(name="a"),), events=(event,))
+    with Events() as events:
+        emulation = Emulation(spec, machines, workers, tmp_path, events)
+        emulation._read_journal(1.0)
+        emulation._carry_out(1.0)
+    assert [one.iteration for one in read(tmp_path).records() if isinstance(one, EventRecord)] == [42]

@@ -122,11 +122,10 @@ def test_an_iteration_starts_when_the_nodes_own_worker_has_finished_those_before
     kill = Event(do=Do.KILL, node="a", at_iteration=150)
     replay = Replay(cluster(kill))
     replay.advance(0.0, {})
-    assert replay.awaits_iterations
     assert replay.advance(5.0, {"a": 149, "b": 151}) == []
     assert replay.pending() == [kill]
     assert replay.advance(6.0, {"a": 150, "b": 151}) == [Happening(kill, 6.0)]
-    assert not replay.awaits_iterations
+    assert not replay.pending()
     assert replay.advance(7.0, {"a": 151}) == []
 
 

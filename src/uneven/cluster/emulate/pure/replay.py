@@ -83,11 +83,6 @@ class Replay:
                 times.append(event.at_s)
         return min((time for time in times if time > time_s), default=math.inf)
 
-    @property
-    def awaits_iterations(self) -> bool:
-        """True if an event that has not started waits for an iteration."""
-        return any(event.at_iteration is not None for event in self.pending())
-
     def pending(self) -> list[Event]:
         return [event for index, event in enumerate(self._spec.events) if index not in self._begun_s]
 
