@@ -147,6 +147,14 @@ def is_ready(run_directory: Path, rank: int) -> bool:
     return _mark("ready", run_directory, rank).exists()
 
 
+def clear_begun(run_directory: Path, rank: int) -> None:
+    """Remove the reports of an earlier process with this rank: a new one has not begun."""
+    for kind in ("coming", "ready"):
+        path = _mark(kind, run_directory, rank)
+        with _spared(path, "the launcher may slow this worker down before it trains"):
+            path.unlink(missing_ok=True)
+
+
 GIVES_UP_WITHIN_S = 10.0
 """The time after its time-out in which a worker that waits for another finds the missing one, and ends."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uneven.runtime.launch.failure import Death, Left
 from uneven.runtime.launch.hang_detection import STOPPED, SilenceMeter, in_words, stopped
-from uneven.runtime.rundir import Expendable, clear_expendable, expendable_of
+from uneven.runtime.rundir import Expendable, clear_begun, clear_expendable, expendable_of
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class ExpendableWorkers:
         if self._run_directory is not None:
             for rank in ranks:
                 clear_expendable(self._run_directory, rank)
+                clear_begun(self._run_directory, rank)
 
     def bears(self, rank: int) -> bool:
         """Return whether the others can continue without this worker."""
