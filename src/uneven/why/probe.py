@@ -235,6 +235,8 @@ class Probe:
 
         @wraps(original)
         def call(*args: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling():  # first: Dynamo then traces the original alone
+                return original(*args, **options)
             resting = self._resting and self._loop is None
             if resting or (self._inside and timed) or threading.get_ident() != self._thread:
                 return original(*args, **options)

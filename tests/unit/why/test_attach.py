@@ -270,6 +270,17 @@ def test_a_wait_counts_while_another_thread_loads(tmp_path: Path) -> None:
     assert seen == ["wait"]
 
 
+def test_a_probed_call_compiles_into_one_graph(tmp_path: Path) -> None:
+    class Script:
+        @staticmethod
+        def wait(x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    Probe(tmp_path, 0, 1)._around(Script, "wait", lambda *_: None)
+    compiled = torch.compile(lambda x: Script.wait(x), fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(1)).tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     "reads",
     [lambda _: fail_after(1, 10.0), lambda _: facts.Sockets().read(), _limit],
