@@ -293,7 +293,7 @@ class BalancedLoader:
         self._cursor = self._begun
 
     def _handed_out(self, notify: bool) -> Generator[Any, None, None]:
-        if self._source.length is None and hasattr(self.dataset, "set_epoch"):
+        if not isinstance(self._source, IndexedSource) and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         yield from self._pass(notify)
         self._calls.settle()

@@ -287,6 +287,15 @@ def counted(loaders: list[BalancedLoader], most: int | None = None) -> list[list
     return seen
 
 
+def test_a_shard_hears_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(Shard, "set_epoch", lambda _, epoch: heard.append(epoch), raising=False)
+    (loader,) = shards((7,))
+    for _ in range(2):
+        assert len([*loader]) == 1
+    assert heard == [0, 1]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_rank_takes_from_its_own_shard_until_all_are_empty(num_workers: int) -> None:
     loaders = shards((40, 11, 25), num_workers=num_workers)
