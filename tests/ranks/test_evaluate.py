@@ -130,6 +130,15 @@ def test_a_fraction_after_an_integer_stays_a_fraction(later: Any) -> None:
     assert (found["samples"], type(found["samples"])) == (3, int)
 
 
+@pytest.mark.parametrize("value", [16777217.0, 1e39, 0.1])
+def test_a_number_is_added_in_float64(value: float) -> None:
+    totals = EvaluatedTotals()
+    totals.add({"n": value})
+    assert totals.as_given() == {"n": value}
+    with pytest.raises(DataError, match="return real sums"):
+        totals.add({"n": torch.tensor(1j)})
+
+
 def test_batches_grow_smaller_towards_the_end() -> None:
     taken = 0
 

@@ -68,12 +68,14 @@ class EvaluatedTotals:
         unsupported one."""
         named = dict(found) if isinstance(found, Mapping) else {_SINGLE: found}
         for name, value in named.items():
-            if not isinstance(name, str) or not isinstance(value, int | float | Tensor):
+            ours = isinstance(name, str) and isinstance(value, int | float | Tensor)
+            if not ours or (isinstance(value, Tensor) and value.is_complex()):
                 raise DataError(
-                    f"session.evaluate: the function returned {name!r}: {type(value).__name__}; return sums over "
+                    f"session.evaluate: the function returned {name!r}: {type(value).__name__}; return real sums over "
                     "the batch: a number, a tensor, or a dictionary of them"
                 )
-        counts = {name: torch.as_tensor(value).detach() for name, value in named.items()}
+        kinds = {name: torch.float64 if isinstance(value, float) else None for name, value in named.items()}
+        counts = {name: torch.as_tensor(value, dtype=kinds[name]).detach() for name, value in named.items()}
         if not self.sums:
             self.sums = {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in counts.items()}
             self.whole = {name: not one.dtype.is_floating_point for name, one in counts.items()}
