@@ -43,13 +43,20 @@ class Refresh:
         self._found: dict[int, Tensor] = {}
         self._failed: dict[int, str] = {}
         self._given_up = False
-        self._thread = threading.Thread(target=self._run, name="uneven-refresh", daemon=True) if beside else None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run_beside, name="uneven-refresh", daemon=True) if beside else None
         if self._thread is None:
             began_s = clock_s()
             self._run()
             self.busy_s = clock_s() - began_s
         else:
             self._thread.start()
+
+    def _run_beside(self) -> None:
+        try:
+            self._run()
+        except (RuntimeError, MemoryError) as error:  # it would end this thread alone
+            self._error = error
 
     def _run(self) -> None:
         began_s = time.perf_counter()
@@ -78,15 +85,21 @@ class Refresh:
                 self._failed[number] = "it holds NaN or infinity"
 
     def end(self) -> tuple[dict[int, Tensor], dict[int, str]]:
-        """Wait for the results; return them, (basis,) each, and the reasons of failures, by number."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the results; return them, (basis,) each, and the reasons of failures, by number. Raises the error of
+        the background thread, for example if memory ran out."""
+        self._join()
+        if self._error is not None:
+            raise self._error
         return self._found, self._failed
 
     def abandon(self) -> None:
         """Stop after the current batch."""
         self._given_up = True
-        self.end()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
 
 def idle_cores() -> float:

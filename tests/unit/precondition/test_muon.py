@@ -248,6 +248,16 @@ def test_one_failed_matrix_of_a_batch_does_not_take_the_others_along() -> None:
     assert set(failed) == {1, 2}
 
 
+def test_an_error_in_the_background_is_raised_at_the_end() -> None:
+    def decompose(those: list[int]) -> Tensor:
+        raise MemoryError(f"for {those}")
+
+    refresh = Refresh([[0]], decompose, due=0, beside=True, cost=0.0)
+    with pytest.raises(MemoryError, match=r"for \[0\]"):
+        refresh.end()
+    refresh.abandon()
+
+
 def test_a_fused_optimizer_that_would_unscale_the_directions() -> None:
     scaler = torch.amp.GradScaler("cpu")
     with Session(callbacks=[Muon()]) as session:
