@@ -104,6 +104,20 @@ def test_passes_that_were_not_foretold_are_refused() -> None:
     refused("layer '0' was in no backward pass that its hooks have seen. Compile the model after", elsewhere)
 
 
+def test_passes_outside_of_the_loop_count_nothing() -> None:
+    def steps(*warm_up: int) -> Callable[[CallbackWorker], list[float]]:
+        def use(worker: CallbackWorker) -> list[float]:
+            for number in warm_up:
+                worker.model(batch(number)[0]).sum().backward()
+            for number in (1, 2):
+                worker.step(*batch(number), (X,))
+            return vector(worker.model).tolist()
+
+        return use
+
+    assert train(1, net, KFAC, steps(0, 3)) == train(1, net, KFAC, steps())
+
+
 def test_policies_that_do_not_average_gradients_are_refused() -> None:
     def use(worker: CallbackWorker) -> None:
         worker.step(*batch(0), (6, 6))

@@ -166,8 +166,10 @@ class KFAC(Preconditioner):
         return (0.0, None) if step is None else (step.weight, self.run.turn())
 
     def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, BatchWeight | None]) -> None:
+        if (now := self.run.now()) is None:
+            return  # outside of the loop, as in session.profile
         self._begin_factors()
-        if (now := self.run.now()) is not self._batch:
+        if now is not self._batch:
             # Passes of an earlier batch without gradients had no step: the loop or a gradient scaler has skipped that
             # batch, possibly because of a NaN.
             if self._batch and not any(one.grad is not None and one.grad.any() for one in self._weights):
