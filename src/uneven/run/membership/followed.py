@@ -85,26 +85,19 @@ class FollowedMembers(ElasticRun):
     def _go(self) -> None:
         """Leave the members; the last one that has the state of the run first gives it to newcomers that ask now."""
         until_s = time.monotonic() + self.membership.timeout_s
-        while True:
-            for new in self.membership.follow(leaving=True):
-                self._remove(new.left)
-                self.changed(new, True, time.monotonic())
-            self.take_up()
-            if not self._owed:
-                return
+        while self.tend(leaving=True) and self._owed:
             if time.monotonic() > until_s:
                 came = ", ".join(one for new in self._owed for one in new.came)
                 raise PeerError(
                     f"worker {self.membership.worker} leaves last and has the state of the run, but worker {came} did "
                     f"not take it within {self.membership.timeout_s:g} s"
                 )
-            self._give_states()
             time.sleep(LOOK_S)
 
-    def tend(self) -> bool:
+    def tend(self, *, leaving: bool = False) -> bool:
         began_s = time.monotonic()
         self._news = self.membership.watch.news
-        for new in self.membership.follow(closing=self._closing):
+        for new in self.membership.follow(leaving=leaving, closing=self._closing):
             self._remove(new.left)
             self.changed(new, True, began_s)
         self.take_up()
