@@ -97,6 +97,7 @@ class Controller:
         self._make_forecaster = forecaster
         self._era = _Era(0, decider)
         self._earlier: list[_Era] = []
+        self._before: dict[int, tuple[int, ...]] = {}  # splits of iterations that others drew before this worker joined
         self._reporters: dict[int, Reporter] = {}
         self._past: deque[ReportTable] = deque(maxlen=_PAST)
         self._adapts = True
@@ -114,6 +115,8 @@ class Controller:
     def shares(self, iteration: int) -> tuple[int, ...]:
         era = self._era
         if era.first > iteration:
+            if iteration in self._before:
+                return self._before[iteration]
             era = next(era for era in reversed(self._earlier) if era.first <= iteration)
         return era.decider.shares(iteration)
 
@@ -241,7 +244,9 @@ class Controller:
 
     def for_newcomers(self) -> dict[str, Any]:
         """Return what a newcomer's controller needs right after :meth:`members_changed`, as plain data."""
-        return {"first": self._era.first, "decider": self._era.decider.state_dict()}
+        first, decider = self._era.first, self._era.decider
+        drawn = range(max(0, first - decider.lookahead), first)  # perhaps again, if all leave their loop
+        return {"first": first, "decider": decider.state_dict(), "before": [[one, self.shares(one)] for one in drawn]}
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Continue, in a newcomer, from :meth:`for_newcomers`; raise ``CheckpointError`` if the state does not fit."""
@@ -250,6 +255,7 @@ class Controller:
             if not decider.load_state_dict(state["decider"]):
                 raise Misfit(state["decider"].get("kind"), "the balancer and limits of this worker", "kind")
         self._era = era = _Era(first, decider)
+        self._before = {one: tuple(shares) for one, shares in state["before"]}
         era.soonest = era.far = era.due = first + 1
         self._reporters.clear()
 

@@ -86,7 +86,7 @@ class Decider:
         self._members = members
         self._limits = limits
         self._global_batch = global_batch
-        self._lookahead = lookahead
+        self.lookahead = lookahead
         self._budget = budget
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
@@ -209,7 +209,7 @@ class Decider:
         if answer.shares == self.newest:
             return None
         # Loaders have already drawn indices for the iterations in between.
-        first = iteration + 1 + self._lookahead
+        first = iteration + 1 + self.lookahead
         self._splits.append((first, answer.shares))
         self.newest = answer.shares
         return SplitRecord(
@@ -258,7 +258,7 @@ class Decider:
         """
         total = self._global_batch if global_batch is None else global_batch
         heir = Decider(
-            self._balancer, members, limits, global_batch=total, lookahead=self._lookahead, budget=self._budget
+            self._balancer, members, limits, global_batch=total, lookahead=self.lookahead, budget=self._budget
         )
         state, known = self.state_dict(), {rank: place for place, rank in enumerate(self._members)}
         places = [known.get(rank) for rank in members]

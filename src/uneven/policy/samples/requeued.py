@@ -206,10 +206,8 @@ class RequeuedSamples:
             already.add(worker)
 
     def state(self) -> dict[str, Any]:
-        border, members = self._eras[-1]
         return {
-            "border": border,
-            "members": members,
+            "eras": self._eras,
             "epoch": self._epoch,
             "pass": self._pass,
             "waiting": self._waiting,
@@ -217,7 +215,7 @@ class RequeuedSamples:
         }
 
     def take_up(self, state: dict[str, Any]) -> None:
-        self._eras = [(0, ()), (state["border"], tuple(state["members"]))]
+        self._eras = [(first, tuple(members)) for first, members in state["eras"]]
         self._epoch, self._pass = state["epoch"], state["pass"]
         self._joins = True  # it continues a pass that has started
         self._waiting = [(since, (run[0], run[1])) for since, run in state["waiting"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -20,9 +21,9 @@ LIGHT = ["last", "ema", "steady", "arima", "light"]
 BALANCERS = [*(f"lb-bsp:predictor={one}" for one in LIGHT), "analytic", "numerical", "even", "dbs", "omnilearn", "lbb"]
 
 
-def controller(balance: str, members: tuple[int, ...]) -> Controller:
+def controller(balance: str, members: tuple[int, ...], lookahead: int = 1) -> Controller:
     made = balancers.resolve(balance)
-    decider = Decider(made, members, Limits.uniform(len(members), X), global_batch=X, lookahead=1, budget=0.5)
+    decider = Decider(made, members, Limits.uniform(len(members), X), global_batch=X, lookahead=lookahead, budget=0.5)
     return Controller(decider, lambda: Forecaster(predictors.resolve(made.predictor)))
 
 
@@ -107,6 +108,18 @@ def test_a_newcomers_own_controller_decides_as_those_of_the_others(balance: str)
             table = [reports[rank] for rank in one.members]
             one.gathered(ReportTable(table))
             its.gathered(ReportTable(table))
+
+
+def test_a_newcomer_knows_the_splits_of_iterations_that_were_drawn_before_it_joined() -> None:
+    """If all leave their loop then, they draw those again, and a second newcomer needs them, too."""
+    one, its = controller("even", (0, 1), lookahead=2), controller("even", (0, 1, 7), lookahead=2)
+    change(one, 3, (0, 1, 7))
+    its.take_over(json.loads(json.dumps(one.for_newcomers())))
+    assert [its.shares(k) for k in range(1, 4)] == [one.shares(k) for k in range(1, 4)] == [(60, 60)] * 2 + [(40,) * 3]
+    change(its, 4, (0, 1, 7, 9))
+    other = controller("even", (0, 1, 7, 9), lookahead=2)
+    other.take_over(its.for_newcomers())
+    assert other.shares(2) == (60, 60)
 
 
 def test_lbb_fits_a_newcomer_of_whom_it_has_no_profile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from hypothesis import given
@@ -121,6 +122,17 @@ def test_after_two_losses_a_checkpoint_has_each_sample_once() -> None:
     assert part.span(0) == [*range(6, 12)], "these are waiting, too"
     left = worker.returned.left(start, [part])
     assert read_again({"again": left}, start) == [(6, 12)]
+
+
+def test_a_newcomer_knows_the_members_of_a_part_that_is_drawn_again() -> None:
+    one = Worker((0, 1), 2)
+    one.next()
+    one.changed(3, (0, 1, 4), -1)
+    new = RequeuedSamples((0, 1))
+    new.take_up(json.loads(json.dumps(one.returned.state())))
+    new.start(Cursor(1, 0, 1))  # all have left the loop in iteration 0
+    assert [new.members(k) for k in (1, 2, 3)] == [one.returned.members(k) for k in (1, 2, 3)]
+    assert new.members(1) == (0, 1)
 
 
 def test_neighbours_make_a_run() -> None:
