@@ -106,17 +106,18 @@ def began_at_s(step: StepRecord) -> float:
 
 @dataclass(slots=True)
 class Places:
-    """A map from a rank's step to its piece."""
+    """A map from a rank's step to its piece; a rank's steps ascend within each life of the run."""
 
-    _newest: dict[int, list[int]] = field(default_factory=dict)  # rank → its newest step in each of its pieces
-    _pieces: dict[int, list[int]] = field(default_factory=dict)  # and their numbers
+    # (rank, life) → its newest step in each of its pieces, and their numbers
+    _newest: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    _pieces: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
-    def add(self, rank: int, newest: int, piece: int) -> None:
-        self._newest.setdefault(rank, []).append(newest)
-        self._pieces.setdefault(rank, []).append(piece)
+    def add(self, whose: tuple[int, int], newest: int, piece: int) -> None:
+        self._newest.setdefault(whose, []).append(newest)
+        self._pieces.setdefault(whose, []).append(piece)
 
-    def of(self, rank: int, step: int) -> int | None:
+    def of(self, whose: tuple[int, int], step: int) -> int | None:
         """Return the number of the step's piece; None if it is not complete."""
-        place = bisect_left(self._newest.get(rank, []), step)
-        pieces = self._pieces.get(rank, [])
+        place = bisect_left(self._newest.get(whose, []), step)
+        pieces = self._pieces.get(whose, [])
         return pieces[place] if place < len(pieces) else None

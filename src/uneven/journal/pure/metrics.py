@@ -13,6 +13,7 @@ Asynchronous workers (``Pace.apart``) have no common iterations. Pieces as large
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,6 +160,10 @@ class Join:
         if self.apart:
             return any(since_s < at_s < start_s for since_s, start_s in self._repeated)
         return any(at_s < start and first <= iteration for start, first in self._resumed)
+
+    def life(self, at_s: float) -> int:
+        """Return the number of starts of the run before a Unix time."""
+        return bisect_left(self._starts, at_s)
 
     def _add_start(self, record: RunRecord) -> None:
         pace = recorded_pace(record.settings)

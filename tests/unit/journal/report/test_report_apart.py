@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from uneven.journal.report.pure.text import count
 from uneven.journal.report.screen import final, live
 from uneven.journal.report.terminal import plain_line
 from uneven.journal.report.track import LoggedValue
-from uneven.policy.core.records import MembershipRecord, StepRecord
+from uneven.policy.core.records import MembershipRecord, ScalarRecord, StepRecord
 
 RUN = ApartRun()
 RATE = count(RUN.samples_per_s)
@@ -185,3 +186,17 @@ def test_two_runs_whose_workers_wait_are_compared_as_before(tmp_path: Path) -> N
 def test_where_nobody_knows_who_waits_the_report_says_so(tmp_path: Path) -> None:
     run = ApartRun(settings={"sync": "Mine(rate=2)"}).write(tmp_path / "own")
     assert "the journal lacks the workers' pace" in html.report_page(run).lead
+
+
+def test_logged_values_of_a_resumed_run_stay_in_their_life(tmp_path: Path) -> None:
+    """The faster worker's second life begins with the number of the slower one's step."""
+    made, run = ApartRun(steps_s=(0.5, 0.25), for_s=10.0), tmp_path / "apart"
+    for rank in range(2):
+        writer = Writer(rank_path(run, rank))
+        for value, first, start_s in ((1.0, 0, START_S), (0.0, 20, START_S + 1000.0)):
+            for one in made.records(rank, first=first, start_s=start_s):
+                writer.write(replace(one, value=value) if isinstance(one, ScalarRecord) else one)
+        writer.close()
+    points = PointStream().feed(read(run).records(), final=True)
+    rows = run_data(read(run)).scalars["loss"]
+    assert {row.value for row in rows} == {row.value for row in points if row.name == "user/loss"} == {0.0, 1.0}

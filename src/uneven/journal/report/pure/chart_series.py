@@ -128,7 +128,7 @@ def run_data(journal: "Journal", *, each: bool = False) -> RunData:
 
         events = [replace(event, iteration=at(event.at_s)) for event in events]
         loads = {rank: [replace(row, iteration=at(row.at_s)) for row in rows] for rank, rows in loads.items()}
-        scalars = {name: _placed(rows, iterations) for name, rows in scalars.items()}
+        scalars = {name: _placed(rows, iterations, join.life) for name, rows in scalars.items()}
         changes = changes.placed(at)
     return RunData(
         name=journal.run.name,
@@ -151,15 +151,17 @@ def run_data(journal: "Journal", *, each: bool = False) -> RunData:
     )
 
 
-def _placed(rows: Iterable[ScalarRecord], pieces: Sequence[Iteration]) -> list[ScalarRecord]:
+def _placed(
+    rows: Iterable[ScalarRecord], pieces: Sequence[Iteration], life: Callable[[float], int]
+) -> list[ScalarRecord]:
     """Assign each row to the piece in which its step ended; rows of an incomplete last piece to the one before."""
     places = Places()
     full = [one.iteration for one in pieces if one.global_batch >= one.apart]
     for piece in pieces:
         for rank, timing in piece.timings.items():
-            places.add(rank, timing.newest, piece.iteration)
+            places.add((rank, life(piece.ended_at_s)), timing.newest, piece.iteration)
     last = full[-1] if full else pieces[-1].iteration
-    found = [(row, places.of(row.rank, row.iteration)) for row in rows]
+    found = [(row, places.of((row.rank, life(row.at_s)), row.iteration)) for row in rows]
     return [replace(row, iteration=last if place is None else min(place, last)) for row, place in found]
 
 

@@ -86,10 +86,10 @@ class PointStream:
     def _place(self, piece: Iteration) -> None:
         """Assign values that were logged in the steps of this piece, or of earlier ones."""
         for rank, timing in piece.timings.items():
-            self._places.add(rank, timing.newest, piece.iteration)
+            self._places.add((rank, self._join.life(piece.ended_at_s)), timing.newest, piece.iteration)
         left = []
         for record in self._unplaced:
-            place = self._places.of(record.rank, record.iteration)
+            place = self._places.of((record.rank, self._join.life(record.at_s)), record.iteration)
             if place is None:
                 left.append(record)
             else:
