@@ -196,8 +196,7 @@ def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
 
 def members_of(start: launch.Launch, **shards: int) -> int:
     """Return the number of workers that shards are for; 0 without shards. Raises ConfigError for a wrong number of
-    shards, or if the number of workers is unknown or they are on several machines. Restarts with a parameter server
-    are an error, too."""
+    shards, or if the number of workers is unknown, or they are on several machines, or they restart."""
     for option, count in shards.items():
         if not 0 <= count <= _MOST_SHARDS:
             raise ConfigError(f"--{option} {count}: each is a process: give 0 to {_MOST_SHARDS:,}")

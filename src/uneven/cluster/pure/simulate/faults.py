@@ -84,17 +84,14 @@ class Faults:
         elif event.do is Do.STOP:
             self._stop(event, rank)
         elif event.do is Do.JOIN:
-            self._back.add(rank) if self._leaves(rank) else self._join(rank)
+            before = self.stage.workers.get(rank)
+            self._join(rank) if before is None or before.gone else self._back.add(rank)
         elif rank in self._back:
             self._back.discard(rank)
         elif rank in self._coming:
             self._turn_away(rank)
         elif not self.stage.workers[rank].gone:
             self._go(rank, dies=event.do is Do.KILL)
-
-    def _leaves(self, rank: int) -> bool:
-        worker = self.stage.workers.get(rank)
-        return worker is not None and not worker.gone
 
     def _turn_away(self, rank: int) -> None:
         self._tell(rank, "leave", f"{self.spec.nodes[rank].name} leaves before it took part")
