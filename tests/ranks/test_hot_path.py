@@ -37,7 +37,8 @@ def calls(sync: str) -> list[int]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = uneven.Session(sync=sync, balance="even")
     session.setup(model, optimizer)
-    x, y = (one.repeat(4, *[1] * (one.dim() - 1)) for one in tensors())
+    # Far from the end of an epoch, where workers at their own pace ask for few samples, and so in each step.
+    x, y = (one.repeat(40, *[1] * (one.dim() - 1)) for one in tensors())
     before = sys.getprofile(), threading.getprofile()
     sys.setprofile(note)
     threading.setprofile(note)
