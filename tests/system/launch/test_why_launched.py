@@ -14,7 +14,7 @@ from uneven.cli.why import python_path
 
 SLOW = 1
 DDP = f"""
-import sys, time, torch
+import os, sys, time, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,6 +33,9 @@ for x, y in DataLoader(data, batch_size=4):
 if rank == 0:
     weights = torch.cat([one.detach().flatten() for one in model.parameters()])
     open(sys.argv[1], "wb").write(weights.numpy().tobytes())
+open(sys.argv[1] + f"-{{rank}}", "w").close()
+while not all(os.path.exists(sys.argv[1] + f"-{{one}}") for one in range(2)):  # gloo's end may break an exchange there
+    time.sleep(0.01)
 torch.distributed.destroy_process_group()
 """
 PLAIN = """
@@ -47,9 +50,11 @@ print("trained")
 
 
 def _launch(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=200, check=True, **options
-    )  # type: ignore[call-overload,no-any-return]
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=200, **options
+    )  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_the_slow_worker_of_a_plain_script_is_named_and_its_weights_stay_the_same(tmp_path: Path) -> None:
