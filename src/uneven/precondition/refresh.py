@@ -44,7 +44,7 @@ class Refresh:
         self._failed: dict[int, str] = {}
         self._given_up = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run_beside, name="uneven-refresh", daemon=True) if beside else None
+        self._thread = threading.Thread(target=self._guarded, name="uneven-refresh", daemon=True) if beside else None
         if self._thread is None:
             began_s = clock_s()
             self._run()
@@ -52,7 +52,7 @@ class Refresh:
         else:
             self._thread.start()
 
-    def _run_beside(self) -> None:
+    def _guarded(self) -> None:
         try:
             self._run()
         except (RuntimeError, MemoryError) as error:  # it would end this thread alone

@@ -125,8 +125,8 @@ class Membership:
             lost = bool(self.board.dead(members)) or any(
                 self.board.look(f"said/{n}/{one}") is not None for one in members if one != self.worker
             )
-            if generation is not self.generation:  # another thread has entered the next one meanwhile
-                return lost
+            if generation is not self.generation:
+                return lost  # of that one: another thread has entered the next one since
             self._lost = lost
         return self._lost
 

@@ -121,7 +121,7 @@ def _named(machines: Sequence[int]) -> str:
 def rendezvous(launch: Launch, name: str) -> RendezvousHandler:
     """Return the rendezvous of the launchers of the run ``name``; torch's if several meet without numbers.
 
-    To meet raises ConfigError if this machine cannot listen at the address, RendezvousError without the other machine.
+    Its meeting raises ConfigError if this machine cannot listen at the address, RendezvousError without the others.
     """
     if launch.here is not None:
         return OneLauncher(*launch.here, name)

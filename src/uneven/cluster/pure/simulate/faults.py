@@ -201,8 +201,8 @@ class Faults:
         }
         gone = {} if dies is None else {dies: "it was killed"}
         asking: dict[int, dict[str, Any]] = {} if joins is None else {joins: {}}
-        new = successor(old, said, gone, asking, len(self.spec.nodes))
-        self._generation = new = replace(new, border=first)  # also if no member was left to state its position
+        # The border is also known if no member was left to state its position.
+        self._generation = new = replace(successor(old, said, gone, asking, len(self.spec.nodes)), border=first)
         if new.members:
             self.shares.change(self.stage.history.change(new.border, new.members))
             self.changed(new)

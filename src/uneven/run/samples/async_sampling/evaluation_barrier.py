@@ -69,9 +69,8 @@ class EvaluationBarrier:
             PeerError: a worker has not arrived in time.
         """
         limit_s = time.monotonic() + self._timeout_s
-        while not self._store.has(
-            *map(self._key, self._there())
-        ):  # polls, because Ctrl-C does not interrupt the store's own wait
+        # This polls, because Ctrl-C does not interrupt the store's own wait.
+        while not self._store.has(*map(self._key, self._there())):
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
