@@ -118,8 +118,7 @@ class AbortableGroup:
 
     def wait(self, work: Any) -> None:
         """Wait until the work has ended here. Raises :class:`GroupAborted` if a member has failed or left the
-        exchange, and
-        :class:`Overdue` if a member that is alive has not come in time."""
+        exchange, and :class:`Overdue` if a member that is alive has not come in time."""
         until_s, lost = 0.0, False
         for polls in count():
             if polls == _LONG:
@@ -143,8 +142,7 @@ class AbortableGroup:
                 )
 
     def drop(self, *more: Any) -> None:
-        """Release the group and its works in a thread; ``more`` are lists of works or their memory, which are
-        emptied."""
+        """Release the group and its works in a thread, and empty ``more``, lists of works or their memory."""
         # Connections close, and the neighbours' exchanges fail, when the last reference is gone. The destructor may
         # wait for a peer, so it runs in a thread.
         held = [self.group, self._kept, *[list(one) for one in more]]

@@ -20,6 +20,7 @@ from uneven.errors import ConfigError
 _DOMAIN = b"uneven"
 _LINGER_MS = 1000  # see uneven.runtime.parameter_server.shard_host
 _LOOK_MS = 50
+_SILENT_S = 900  # until a silent machine counts as gone; Linux resends unconfirmed data for about as long
 _GRACE_S = 0.3  # for messages still in the socket after its connection was closed
 _HELLO, _MESSAGE, _BYE, _EARLY = b"\0", b"\1", b"\2", b"\3"
 
@@ -142,6 +143,8 @@ class PeerMessages:
         out = self._context.socket(zmq.PUSH)
         out.curve_publickey, out.curve_secretkey, out.curve_serverkey = public, secret, said["key"].encode()
         out.setsockopt(zmq.SNDHWM, 0)  # unlimited: the policy bounds how far a worker leads another
+        out.tcp_keepalive = out.tcp_keepalive_cnt = 1
+        out.tcp_keepalive_idle = out.tcp_keepalive_intvl = _SILENT_S // 2
         out.connect(said["at"])
         return out
 

@@ -18,6 +18,7 @@ from elastic_crew import BACKGROUND, FOREGROUND, SERVER, Crew, Worker, together
 from uneven.errors import PeerError, TrainingError
 from uneven.policy.core.membership import Generation
 from uneven.policy.samples.order import Cursor, Portion
+from uneven.run.lines import elastic_communicator
 from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.lines.communicator import RoundPlace
 from uneven.run.lines.control_words import WordsMessage
@@ -189,7 +190,22 @@ def test_a_time_out_does_not_name_a_worker_that_came_later_and_waits_too(
         assert waits.result(20.0) == 1.0
 
 
-def test_a_worker_that_cannot_form_a_group_ends_with_the_reason_and_the_others_go_on(crew: Crew) -> None:
+def test_a_network_that_is_away_for_a_second_ends_no_member(crew: Crew) -> None:
+    one, two, _ = crew.founders(FOREGROUND, 3)
+    two.membership._interface = "192.0.2.1"  # no address of this machine, so each attempt fails immediately
+    crew.made[2].membership.board.remove_member(2, "it was killed")
+    comes_back = threading.Timer(1.0, setattr, (two.membership, "_interface", one.membership._interface))
+    comes_back.start()
+    sums: list[float] = []
+    together(lambda: sums.append(one.sum()), lambda: sums.append(two.sum()))
+    comes_back.join()
+    assert (sums, one.membership.members) == ([2.0, 2.0], (0, 1))
+
+
+def test_a_worker_that_cannot_form_a_group_ends_with_the_reason_and_the_others_go_on(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_communicator, "_MOST_FAILED", 5)
     one, two, _ = crew.founders(FOREGROUND, 3)
     two.membership._interface = "192.0.2.1"  # no address of this machine
     board = crew.made[2].membership.board

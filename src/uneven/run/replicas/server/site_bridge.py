@@ -32,7 +32,7 @@ from uneven.runtime.parameter_server.pure.wire import Array
 
 _HEAD = struct.Struct("<QQ")
 _ALL = (1 << 64) - 1  # meetings of a site whose workers have left
-_PATIENCE_S = 1e9  # no time-out here: the workers that wait for this thread have their own
+_PATIENCE_S = 1e9  # no time-out here: the workers that wait for this thread have their own, and so has a dead line
 _ENDS_WITHIN_S = 10.0
 
 
@@ -91,8 +91,7 @@ class BetweenSites:
         self, table: PartitionTable, values: Array, line: ShardLine, clock: int, told: Callable[[Exception], None]
     ) -> None:
         """Start the thread; ``values`` are the initial copy, shape (size,), after ``clock`` steps of the site's
-        workers.
-        The thread calls ``told`` with its error."""
+        workers. The thread calls ``told`` with its error."""
         self._clock, self._base, self._told = clock, values.copy(), told
         self._sums = Accumulator(np.zeros_like(values))
         for other in self._others:
@@ -163,8 +162,7 @@ class BetweenSites:
         return exchange.far.lead
 
     def _hear(self, lead: int, news: SiteNews) -> Array:
-        """Return the sum, shape (size,), of updates that lead by at most ``lead``, and of those that must be waited
-        for."""
+        """Return the sum, shape (size,), of updates that lead by at most ``lead`` and those that this site awaits."""
         total = np.zeros_like(self._base)
         for other in self._others:
             while self._awaits(other, self._clock - lead, news) or (
