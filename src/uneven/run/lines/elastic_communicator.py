@@ -209,7 +209,7 @@ class ElasticCommunicator:
                         f"{_MOST_FAILED} attempts failed; check its address and the network between them (the last "
                         f"one: {error})"
                     ) from None
-                if failed[-1:] == [made.members]:  # a network that is away for seconds refuses immediately
+                if failed[-1:] == [made.members]:  # without a network, an attempt fails immediately
                     time.sleep(min(1.0, 0.01 * 2 ** len(failed)))
                 if not new:
                     self._listener.changed(made, self.exchanges >= made.exchange, time.monotonic())
