@@ -32,7 +32,7 @@ from uneven.runtime.parameter_server.pure.wire import Array
 
 _HEAD = struct.Struct("<QQ")
 _ALL = (1 << 64) - 1  # meetings of a site whose workers have left
-_PATIENCE_S = 1e9  # no time-out here: the workers that wait for this thread have their own, and so has a dead line
+_PATIENCE_S = 1e9  # no time-out here: the workers that wait for this thread have their own
 _ENDS_WITHIN_S = 10.0
 
 
